@@ -94,7 +94,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
 async def _cancel_on_message(
     request: Request, caller: asyncio.Task[Any], work: Coroutine[Any, Any, Result]
 ) -> Result:
-    """Do the same behind another HTTP protocol than ours, which sends a message."""
+    """Do the same for another HTTP protocol, which reports a disconnect as an ASGI message."""
     is_done = False
 
     def cancel(_: asyncio.Task[None]) -> None:

@@ -35,12 +35,11 @@ def read_headers(raw: Iterable[tuple[bytes, bytes]]) -> tuple[Mapping[str, str],
     ambiguous: str | None = None
     for raw_name, raw_value in raw:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
-        first = values.setdefault(name, value)
-        if first is value:
-            continue
-        if name not in _SINGLE:
-            values[name] = f"{first},{value}"
-        elif first != value:
+        if name not in values:
+            values[name] = value
+        elif name not in _SINGLE:
+            values[name] += f",{value}"
+        elif values[name] != value:
             ambiguous = _SINGLE[name]
     return values, ambiguous
 

@@ -144,9 +144,10 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = str(message["status"])
-                message["headers"].append((b"x-request-id", request_id.encode()))
+                headers = [*message["headers"], (b"x-request-id", request_id.encode())]
                 if self._is_stopping():  # the next request is for another replica
-                    message["headers"].append((b"connection", b"close"))
+                    headers.append((b"connection", b"close"))
+                message["headers"] = headers  # those of the response may be sent again
             await send(message)
 
         try:

@@ -108,10 +108,13 @@ async def respond(
 
 def _server_timing(stages: Stages, serialize_s: float) -> str:
     """Return a Server-Timing header, in which the counts describe the stage "cache"."""
-    entries = [f"{name};dur={duration * 1e3:.3f}" for name, duration in stages.items()]
+    cache = "cache"
     if (counts := stages.cache_counts) is not None:
-        described = f"hits={counts.hits} shared={counts.shared} misses={counts.misses}"
-        entries = [entry.replace("cache;", f'cache;desc="{described}";') for entry in entries]
+        cache += f';desc="hits={counts.hits} shared={counts.shared} misses={counts.misses}"'
+    entries = [
+        f"{cache if name == 'cache' else name};dur={duration * 1e3:.3f}"
+        for name, duration in stages.items()
+    ]
     return ", ".join([*entries, f"serialize;dur={serialize_s * 1e3:.3f}"])
 
 

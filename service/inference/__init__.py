@@ -10,5 +10,6 @@ only those before it:
 - `model`: the Python API of a model.
 - `registry`: several models by name.
 
-`errors` has the errors of all.
+`errors` has the errors of all, and `call_options` the options that go with a call from its caller
+to the queue.
 """

@@ -198,6 +198,24 @@ GUARDS = (
         f"{_T}test_routing.py::test_disconnect_as_the_work_ends_does_not_cancel_what_follows",
     ),
     Guard(
+        "service/api/http_protocol.py",
+        "            cycle.on_disconnect()\n",
+        "            pass\n",
+        f"{_T}test_process.py::test_texts_of_a_disconnected_client_are_removed_from_the_queue",
+    ),
+    Guard(
+        "service/api/deadline.py",
+        "        if cycle.disconnected:\n            caller.uncancel()\n",
+        "        if cycle.disconnected:\n",
+        f"{_T}test_routing.py::test_disconnect_cancels_the_work_and_not_its_task",
+    ),
+    Guard(
+        "service/api/http_protocol.py",
+        "is_whole = not (self.more_body or self.disconnected) and len(self.body) <= max_bytes",
+        "is_whole = not (self.more_body or self.disconnected)",
+        f"{_T}test_bodies.py::test_body_is_short_if_it_is_whole_and_within_the_limit",
+    ),
+    Guard(
         "service/api/deadline.py",
         "        if watch.done():\n            caller.uncancel()\n",
         "        if watch.done():\n",

@@ -21,7 +21,7 @@ GUARDS = (
     ),
     Guard(
         "service/api/headers.py",
-        'values[name] = f"{first},{value}"',
+        'values[name] += f",{value}"',
         "pass",
         f"{_T}test_headers.py::test_several_content_encodings_are_one_list",
     ),
@@ -159,7 +159,7 @@ GUARDS = (
     ),
     Guard(
         "service/api/middleware.py",
-        '                    message["headers"].append((b"connection", b"close"))\n',
+        '                    headers.append((b"connection", b"close"))\n',
         "                    pass\n",
         f"{_T}test_stopping.py::test_service_is_unready_and_answers_during_the_drain_period",
     ),

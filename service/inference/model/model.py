@@ -441,7 +441,7 @@ class Model(LoadedModel):
             max_tokens_per_doc: The same for each document.
             explain: Whether to explain scores, see `score`.
             chunking: See `score`; excludes `max_tokens_per_doc`.
-            options: See `CallArguments`.
+            options: See `score`.
 
         Raises:
             InvalidInput: The model has more than one label, its scores cannot be explained, or a
@@ -492,7 +492,8 @@ class Model(LoadedModel):
                 have no such terms.
             chunking: How to divide the documents; a document has the score of its best chunk. None:
                 a document is one input. Chunks cannot be explained.
-            options: See `CallArguments`.
+            options: See `CallArguments`. Only rerankers take a prompt, that of queries. With
+                `chunking`, a reranker refuses a query that leaves no room for a chunk.
 
         Raises:
             InvalidInput: The number of queries is neither 1 nor that of the documents, the model

@@ -163,7 +163,7 @@ class LoadedModel:
 
     @cached_property
     def default_output(self) -> EncodeOutput:
-        """Kind of vectors that `/encode` returns unless another is requested."""
+        """The first output that is a kind of vectors; "pooled" if there is none."""
         first = self.artifact.manifest.outputs[0]
         return next((name for name in get_args(EncodeOutput) if name == first), "pooled")
 

@@ -123,8 +123,8 @@ class TextTokenizer:
         """
         refuse_empty(inputs)
         if _TEXT.issuperset(map(type, inputs)):  # nearly always
-            texts_alone = cast(Sequence[str], inputs)
-            return self.rows_of_texts(texts_alone, prompt_name, on_overflow, with_offsets)
+            texts_only = cast(Sequence[str], inputs)
+            return self.rows_of_texts(texts_only, prompt_name, on_overflow, with_offsets)
         ids = {index: row for index, row in enumerate(inputs) if not isinstance(row, str)}
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         applies = self._manifest.adapters or prompt_name in self._manifest.token_rules

@@ -9,6 +9,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.api.body_budget import BodyBudget
+from service.api.http_protocol import Cycle
 from service.app import create_app
 from service.inference.errors import Overloaded
 from service.settings import LimitSettings, Settings
@@ -17,6 +18,23 @@ from tests.serving import serving
 BODY = json.dumps({"inputs": ["a text", "another"]}).encode()
 HEADERS = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
 KIB = 1024
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "more_body", "disconnected", "is_short"),
+    [
+        (4, False, False, True),
+        (3, False, False, False),
+        (4, True, False, False),
+        (4, False, True, False),
+    ],
+)
+def test_body_is_short_if_it_is_whole_and_within_the_limit(
+    max_bytes: int, more_body: bool, disconnected: bool, is_short: bool
+) -> None:
+    cycle = Cycle.__new__(Cycle)
+    cycle.body, cycle.more_body, cycle.disconnected = bytearray(b"body"), more_body, disconnected
+    assert cycle.short_body(max_bytes) == (b"body" if is_short else None)
 
 
 def test_gzip_body_is_decompressed(client: TestClient) -> None:

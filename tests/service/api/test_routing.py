@@ -1,6 +1,7 @@
 """Raw routes bypass the application's layers; work is cancelled when its client disconnects."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 from starlette.requests import ClientDisconnect, Request
@@ -9,6 +10,7 @@ from starlette.testclient import TestClient
 from starlette.types import Message
 
 from service.api.deadline import cancel_on_disconnect
+from service.api.http_protocol import Cycle
 from tests.serving import state_of
 
 
@@ -63,19 +65,45 @@ def test_paths_and_methods_beside_raw_routes_are_404_and_405(
     assert client.request(method, path).status_code == status
 
 
-def _request_of(disconnected: asyncio.Event) -> Request:
+Connection = tuple[Request, Callable[[], None]]
+
+
+def by_message() -> Connection:
+    """Return a request and a function that disconnects its client, in an ASGI message."""
+    disconnected = asyncio.Event()
+
     async def receive() -> Message:
         await disconnected.wait()
         return {"type": "http.disconnect"}
 
-    return Request({"type": "http"}, receive)
+    return Request({"type": "http"}, receive), disconnected.set
 
 
-async def test_disconnect_cancels_the_work_and_not_its_task() -> None:
-    disconnected, events = asyncio.Event(), []
+def by_callback() -> Connection:
+    """The same with the callback of our own HTTP protocol."""
+    cycle = Cycle.__new__(Cycle)
+    cycle.disconnected = False
+
+    def disconnect() -> None:
+        cycle.disconnected = True
+        if cycle.on_disconnect is not None:
+            cycle.on_disconnect()
+
+    return Request({"type": "http"}, cycle.receive), disconnect  # type: ignore[arg-type]
+
+
+both = pytest.mark.parametrize("connect", [by_message, by_callback])
+
+
+@both
+async def test_disconnect_cancels_the_work_and_not_its_task(
+    connect: Callable[[], Connection],
+) -> None:
+    request, disconnect = connect()
+    events = []
 
     async def work() -> None:
-        disconnected.set()
+        disconnect()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -83,7 +111,7 @@ async def test_disconnect_cancels_the_work_and_not_its_task() -> None:
             raise
 
     with pytest.raises(ClientDisconnect):
-        await cancel_on_disconnect(_request_of(disconnected), work())
+        await cancel_on_disconnect(request, work())
     assert events == ["cancelled"]
     await asyncio.sleep(0)  # a pending cancellation would be raised here
     task = asyncio.current_task()
@@ -91,24 +119,38 @@ async def test_disconnect_cancels_the_work_and_not_its_task() -> None:
     assert not task.cancelling()
 
 
-async def test_deadline_raises_timeout_error_and_not_client_disconnect() -> None:
+async def test_work_does_not_start_after_a_disconnect() -> None:
+    request, disconnect = by_callback()
+    disconnect()
+
+    async def work() -> None:
+        pytest.fail("the work has started")
+
+    with pytest.raises(ClientDisconnect):
+        await cancel_on_disconnect(request, work())
+
+
+@both
+async def test_deadline_raises_timeout_error_and_not_client_disconnect(
+    connect: Callable[[], Connection],
+) -> None:
     async def work() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
-            await cancel_on_disconnect(_request_of(asyncio.Event()), work())
+            await cancel_on_disconnect(connect()[0], work())
 
 
 async def test_disconnect_as_the_work_ends_does_not_cancel_what_follows() -> None:
-    disconnected = asyncio.Event()
+    request, disconnect = by_message()
 
     async def work() -> str:
         await asyncio.sleep(0)  # the wait for the disconnect begins
-        disconnected.set()
+        disconnect()
         await asyncio.sleep(0)  # and ends
         return "done"
 
-    assert await cancel_on_disconnect(_request_of(disconnected), work()) == "done"
+    assert await cancel_on_disconnect(request, work()) == "done"
     for _ in range(10):  # callbacks of the wait run in the next turns of the event loop
         await asyncio.sleep(0)
