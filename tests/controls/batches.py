@@ -223,9 +223,15 @@ GUARDS = (
     ),
     Guard(
         "service/api/deadline.py",
+        "    cycle.on_disconnect = caller.cancel\n",
+        "",
+        f"{_T}test_disconnects.py",
+    ),
+    Guard(
+        "service/api/deadline.py",
         "            caller.cancel()\n",
         "            pass\n",
-        f"{_T}test_disconnects.py",
+        f"{_T}test_routing.py::test_disconnect_cancels_the_work_and_not_its_task",
     ),
     Guard(
         "service/inference/results/loaded_model.py",

@@ -11,6 +11,7 @@ from starlette.types import Message
 
 from service.api.deadline import cancel_on_disconnect
 from service.api.http_protocol import Cycle
+from tests.eventually import HANG_S
 from tests.serving import state_of
 
 
@@ -111,7 +112,8 @@ async def test_disconnect_cancels_the_work_and_not_its_task(
             raise
 
     with pytest.raises(ClientDisconnect):
-        await cancel_on_disconnect(request, work())
+        async with asyncio.timeout(HANG_S):
+            await cancel_on_disconnect(request, work())
     assert events == ["cancelled"]
     await asyncio.sleep(0)  # a pending cancellation would be raised here
     task = asyncio.current_task()
