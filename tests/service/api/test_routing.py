@@ -112,8 +112,9 @@ async def test_disconnect_cancels_the_work_and_not_its_task(
             raise
 
     with pytest.raises(ClientDisconnect):
-        async with asyncio.timeout(HANG_S):
+        async with asyncio.timeout(HANG_S) as bound:
             await cancel_on_disconnect(request, work())
+    assert not bound.expired()
     assert events == ["cancelled"]
     await asyncio.sleep(0)  # a pending cancellation would be raised here
     task = asyncio.current_task()
