@@ -20,6 +20,7 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from models.gradients.inputs import InputRow
 from models.identity import identity_of
+from service.api.headers import HEADERS
 from service.debug.child.jobs import nonfinite
 from service.debug.parity import ParityResponse
 from service.debug.pipeline import call
@@ -202,7 +203,7 @@ async def run_job(
         quality=None,
         engine_label="cpu",
     )
-    request = Request({"type": "http", "headers": [], "state": {}}, receive)
+    request = Request({"type": "http", "state": {HEADERS: {}}}, receive)
     report, reply = await Call(request, state, model, "embedding").run(
         JOB, Cost(token_steps=1, limit=1)
     )
