@@ -79,7 +79,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Resul
     if cycle.disconnected:
         work.close()
         raise ClientDisconnect
-    cycle.on_disconnect = caller.cancel
+    cycle.watch(caller.cancel)
     try:
         return await work
     except asyncio.CancelledError:

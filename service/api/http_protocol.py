@@ -142,6 +142,12 @@ class Cycle(RequestResponseCycle):
 
     on_disconnect: Callable[[], object] | None = None
 
+    def watch(self, on_disconnect: Callable[[], object]) -> None:
+        """Call the function if the client disconnects before the end of the response."""
+        self.on_disconnect = on_disconnect
+        # A large body has paused reading, and the end of a connection is seen only by reading.
+        self.flow.resume_reading()
+
     def short_body(self, max_bytes: int) -> bytes | None:
         """Return the body if all of it has arrived, and it has at most `max_bytes`; else None."""
         is_whole = not (self.more_body or self.disconnected) and len(self.body) <= max_bytes

@@ -223,9 +223,15 @@ GUARDS = (
     ),
     Guard(
         "service/api/deadline.py",
-        "    cycle.on_disconnect = caller.cancel\n",
+        "    cycle.watch(caller.cancel)\n",
         "",
         f"{_T}test_disconnects.py",
+    ),
+    Guard(
+        "service/api/http_protocol.py",
+        "        self.flow.resume_reading()\n\n    def short_body",
+        "\n    def short_body",
+        f"{_T}test_server.py::test_disconnect_is_seen_after_a_large_body",
     ),
     Guard(
         "service/api/deadline.py",

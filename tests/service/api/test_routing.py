@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.routing import Router
 from starlette.testclient import TestClient
 from starlette.types import Message
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from service.api.deadline import cancel_on_disconnect
 from service.api.http_protocol import Cycle
@@ -84,6 +85,7 @@ def by_callback() -> Connection:
     """The same with the callback of our own HTTP protocol."""
     cycle = Cycle.__new__(Cycle)
     cycle.disconnected = False
+    cycle.flow = FlowControl(asyncio.Transport())
 
     def disconnect() -> None:
         cycle.disconnected = True

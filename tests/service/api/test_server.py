@@ -5,12 +5,14 @@ from collections.abc import Iterable
 
 import pytest
 import uvicorn
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from service.api import http_protocol
+from service.api.deadline import cancel_on_disconnect
 from service.api.http_protocol import CoalescingTransport, HttpProtocol
-from tests.eventually import eventually_async
+from tests.eventually import HANG_S, eventually_async
 
 
 class Wire(asyncio.Transport):
@@ -106,6 +108,36 @@ async def test_connection_is_not_read_while_pipelined_input_is_held() -> None:
     assert [await begun.get() for _ in range(2, 3000)] == [f"/{i}" for i in range(2, 3000)]
     assert wire.is_read
     protocol.connection_lost(None)
+
+
+async def test_disconnect_is_seen_after_a_large_body() -> None:
+    working = asyncio.Event()
+    cancelled = asyncio.Event()
+
+    async def work() -> None:
+        working.set()
+        await asyncio.Event().wait()
+
+    async def app(scope: Scope, receive: Receive, _send: Send) -> None:
+        while (await receive())["more_body"]:
+            pass
+        try:
+            await cancel_on_disconnect(Request(scope, receive), work())
+        except ClientDisconnect:
+            cancelled.set()
+
+    wire = Wire()
+    protocol = protocol_of(wire, app)
+    body = bytes(200_000)
+    head = f"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    protocol.data_received(head + body)
+    assert not wire.is_read
+    async with asyncio.timeout(HANG_S):
+        await working.wait()
+    assert wire.is_read
+    protocol.connection_lost(None)
+    async with asyncio.timeout(HANG_S):
+        await cancelled.wait()
 
 
 async def test_connection_with_unread_body_is_closed_after_the_linger_time(

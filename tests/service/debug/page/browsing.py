@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 from selenium import webdriver
-from selenium.common.exceptions import NoSuchElementException
+from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select
@@ -37,12 +37,12 @@ def open_page(browser: Browser, address: str, kind: str = "embedding") -> Browse
 
 
 def until(condition: Callable[[], object]) -> None:
-    """Return when the condition is true; it may look for elements that are not there yet."""
+    """Return when the condition is true; its elements may be missing or replaced until then."""
 
     def holds() -> object:
         try:
             return condition()
-        except NoSuchElementException:
+        except (NoSuchElementException, StaleElementReferenceException):
             return False
 
     eventually(holds)
