@@ -9,10 +9,10 @@ from starlette.responses import RedirectResponse
 from service.api.accept import preferred_type
 from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
-from service.api.call_options import lease_with_options
 from service.api.chunk_schemas import ChunksResponse
 from service.api.chunks import encode_chunks
 from service.api.deadline import cancel_on_disconnect
+from service.api.lease import lease_with_options
 from service.api.metrics import FORMATS
 from service.api.openapi import error_responses
 from service.api.raw_route import RawRoute

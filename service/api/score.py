@@ -7,9 +7,9 @@ from fastapi import APIRouter, Request, Response
 
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.call_options import lease_with_options
 from service.api.chunks import chunk_fields
 from service.api.deadline import cancel_on_disconnect
+from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond

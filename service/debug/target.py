@@ -1,12 +1,13 @@
 """Targets: the scalars of attributions and patches, from the request to the job.
 
-A new target needs a class here, its kind of model in `TARGETS`, its function of the model's vector
-in `service.debug.child.target`, and a row in the README.
+A new target needs a class in `Target` and a kind of model in `TARGETS`, a case in `_resolve`, its
+function of the model's vector in `service.debug.child.target`, an option and its request in the
+page (`index.html`, `questions.js`), and a row in the README.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, assert_never
 
 from pydantic import Field
 
@@ -217,6 +218,10 @@ async def _resolve(call: Call, target: Target, row: InputRow) -> ResolvedTarget:
             return ResolvedTarget(target, indices=indices, label=label)
         case SparseTarget():
             return ResolvedTarget(target, indices=[_entry(model, target.token)])
+        case NormTarget() | ScoreTarget() | MaxSimTarget():  # of the request's own texts
+            pass
+        case _:
+            assert_never(target)
     rows = [row_of(await tokenize(call, text, pointer)) for text, pointer in texts]
     return ResolvedTarget(target, rows)
 

@@ -196,7 +196,7 @@ GUARDS = (
         f"{_T}test_models.py::test_shadow_comparison_decides_about_the_swap",
     ),
     Guard(
-        "service/api/call_options.py",
+        "service/api/lease.py",
         'case "interactive" if not is_bulk_only:',
         'case "interactive":',
         f"{_T}test_priority.py::test_key_for_bulk_requests_refuses_interactive_requests",

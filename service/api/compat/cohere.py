@@ -15,10 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from models.quantization import OutputDtype
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.call_options import lease_with_options
 from service.api.compat import rerank
 from service.api.compat.rerank import Name, RerankError
 from service.api.deadline import cancel_on_disconnect
+from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, SeveralResults, respond, serialize_rows

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 from models.quantization import DTYPES, OutputDtype
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.call_options import lease_with_options
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
+from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond, serialize_rows

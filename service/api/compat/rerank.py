@@ -17,10 +17,10 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.call_options import lease_with_options
 from service.api.compat.openai import Usage
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
+from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond

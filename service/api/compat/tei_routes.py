@@ -9,8 +9,8 @@ from pydantic import BaseModel
 
 from service.api.auth import require_scope
 from service.api.body import Model, read_inputs
-from service.api.call_options import lease_with_options
 from service.api.compat.tei_schemas import TEIError
+from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.responses import JSON, respond
 from service.api.state import AppState

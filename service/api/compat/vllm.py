@@ -16,10 +16,10 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from service.api.auth import require_scope
 from service.api.body import check_count, read_body, read_inputs
-from service.api.call_options import lease_with_options
 from service.api.compat.openai import OpenAIErrorResponse, Usage, render_error
 from service.api.compat.rerank import CompatRerankRequest, CompatRerankResponse, Name, rerank
 from service.api.deadline import cancel_on_disconnect
+from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond

@@ -1,5 +1,8 @@
 """Capabilities of the gradient routes."""
 
+import re
+from itertools import chain
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -7,6 +10,7 @@ import pytest
 from models.artifact import Artifact
 from models.gradients import inputs
 from models.gradients.inputs import Method
+from service.debug.target import TARGETS
 from tests.service.debug.conftest import service_of
 
 
@@ -24,9 +28,22 @@ def test_capabilities_list_every_accepted_value(small_artifact: Artifact) -> Non
     assert capabilities["methods"] == list(get_args(Method))
     assert capabilities["objectives"] == list(get_args(inputs.ObjectiveName))
     assert "large_mean" in capabilities["distributions"]
-    assert capabilities["targets"] == [*("cosine", "similarity", "margin", "dot", "dim", "norm")]
+    assert capabilities["targets"] == list(TARGETS["embedding"])
     assert capabilities["baselines"] == ["pad", "mask", "zero"]
     assert (capabilities["device"], capabilities["op"]) == (
         "cpu",
         {"forward": "cpp", "backward": "cpp"},
     )
+
+
+def test_page_offers_every_target() -> None:
+    page = Path("service/debug/page")
+    (options,) = re.findall(
+        r'name="target">(.*?)</select>', (page / "index.html").read_text(), re.S
+    )
+    (requests,) = re.findall(
+        r"TARGETS = {(.*?)^};", (page / "questions.js").read_text(), re.S | re.M
+    )
+    targets = list(chain(*TARGETS.values()))
+    assert re.findall(r'<option value="(\w+)"', options) == targets
+    assert sorted(re.findall(r"^  (\w+): ", requests, re.M)) == sorted(targets)
