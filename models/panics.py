@@ -1,15 +1,11 @@
 """Panics of libraries that are written in Rust, as errors. Standard library only."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 
 class LibraryPanic(RuntimeError):
     """A library panicked: it met a state that its authors held to be impossible."""
 
 
-@contextmanager
-def panics_as_errors(subject: str) -> Iterator[None]:
+class panics_as_errors:  # noqa: N801 - a context manager, without a generator's price per request
     """Raise a panic as `LibraryPanic`; other exceptions pass unchanged.
 
     A panic is a `BaseException` of PyO3, which `except Exception` misses. Its class cannot be
@@ -21,9 +17,13 @@ def panics_as_errors(subject: str) -> Iterator[None]:
     Raises:
         LibraryPanic: The block panicked.
     """
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise LibraryPanic(f"{subject} panicked: {error}") from error
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if type(error).__name__ == "PanicException":
+            raise LibraryPanic(f"{self._subject} panicked: {error}") from error

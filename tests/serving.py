@@ -16,6 +16,7 @@ from starlette.testclient import TestClient
 
 from service.debug.pipeline.state import DebugState
 from service.inference.model.model import Model
+from tests.documented import check_documented
 from tests.eventually import eventually
 
 # Timeout of clients and processes; it only bounds a hang.
@@ -24,10 +25,11 @@ PATIENCE_S = 60
 
 @contextmanager
 def serving(app: FastAPI) -> Iterator[TestClient]:
-    """Yield a client of the application once it is ready."""
+    """Yield a client of the application once it is ready; it checks responses by the document."""
     # Tests of a 500 need the response that a client gets, not the exception behind it.
     with TestClient(app, raise_server_exceptions=False) as client:
         eventually(lambda: client.get("/readyz").status_code == 200)
+        client.event_hooks["response"] = [check_documented]
         yield client
 
 

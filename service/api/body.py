@@ -202,15 +202,15 @@ async def _decompress(
 
 
 def _validate(model: type[Model], body: dict[str, Any]) -> Model:
-    is_strict = model.model_config.get("extra") == "forbid"
-    if is_strict and body.keys() - model.model_fields.keys():
-        raise InvalidInput(
-            f"unknown field; allowed fields: {', '.join(model.model_fields)}",
-            code="unknown_field",
-        )
     try:
         return model.model_validate(body)
     except ValidationError as error:
+        is_strict = model.model_config.get("extra") == "forbid"
+        if is_strict and body.keys() - model.model_fields.keys():
+            raise InvalidInput(
+                f"unknown field; allowed fields: {', '.join(model.model_fields)}",
+                code="unknown_field",
+            ) from None
         raise _first_error(error, body) from None
 
 

@@ -98,7 +98,7 @@ class BatchFormer(Generic[Item]):
     @property
     def tokens(self) -> int:
         """Number of queued tokens."""
-        return sum(queue.tokens for queue in self._queues.values())
+        return self._queues["interactive"].tokens + self._queues["bulk"].tokens
 
     def tokens_of(self, priority: Priority) -> int:
         """Return the number of queued tokens of a priority."""

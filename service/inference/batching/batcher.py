@@ -240,7 +240,8 @@ class Batcher(Generic[Item, Result]):
     def _check_deadline(self, tokens: int, timeout_s: float, priority: Priority) -> None:
         # An empty queue accepts any request: if a slow start has made the measured throughput too
         # low, only further runs can correct it.
-        if not self.queued_tokens or self._finish_s(self.queued_tokens + tokens) <= timeout_s:
+        queued_tokens = self.queued_tokens
+        if not queued_tokens or self._finish_s(queued_tokens + tokens) <= timeout_s:
             return
         needed_s = self._finish_s(self._former.tokens_ahead(tokens, priority) + tokens)
         if needed_s > timeout_s:
