@@ -55,8 +55,8 @@ PEERS := .venv-bench
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
 	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 VITRINE_DEBUG__ENABLED=true exec $(BIN)/vitrine-serve
 
-# The tests of a file share models and services, so they run in one process. The tests of deploy/ take
-# longest and start first. Four processes keep two cores busy: tests often wait for other processes.
+# The tests of a file share models and services, so they run in one process, as do those of some folders
+# (tests/conftest.py). Four processes keep two cores busy: tests often wait for other processes.
 # Compiled files are kept: without them, each process takes 20 s and not 12 s to collect.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist=loadfile --no-loadscope-reorder
 test: $(VENV)/dev.done $(PEERS)/clients.done

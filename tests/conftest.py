@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ import hypothesis
 import pytest
 import torch
 from filelock import FileLock
+from onnxscript._framework_apis import torch_2_5
 from safetensors.torch import load_file
 from starlette.testclient import TestClient
 
@@ -39,6 +40,18 @@ hypothesis.settings.load_profile("any-speed")
 # Without a GPU Triton's kernels run in its interpreter; must be set before they are defined.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
+
+
+# Folders whose tests run one at a time, as one file, and first because they take longest. Those of
+# deploy/ start servers that use all cores; the others share a browser, and services of each kind of
+# model with their gradient processes.
+_TOGETHER = ("tests/deploy/", "tests/service/debug/page/", "tests/service/debug/")
+
+
+def _group(nodeid: str) -> int:
+    """Return the index in `_TOGETHER` of the folder of a test; past its end: none."""
+    folders = enumerate(_TOGETHER)
+    return next((i for i, folder in folders if nodeid.startswith(folder)), len(_TOGETHER))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -76,13 +89,12 @@ def pytest_make_collect_report(
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    # The tests of deploy/ start servers that use all cores: they run one at a time, as one file.
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return "tests/deploy" if file.startswith("tests/deploy/") else file
+            group = _group(nodeid)
+            return _TOGETHER[group] if group < len(_TOGETHER) else super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
@@ -102,6 +114,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Exporting a model takes seconds. The small model of most tests does not use this fixture.
         if "exported" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
+    items.sort(key=lambda item: _group(item.nodeid))
 
 
 def pytest_collection_finish() -> None:
@@ -151,6 +164,8 @@ def _shared_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     folder.mkdir(exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.export.exporter.trace", partial(trace_once, folder=folder))
+        # The exporter compiles all operators of its library again for each graph: half a second.
+        patch.setattr(torch_2_5, "get_torchlib_ops", cache(torch_2_5.get_torchlib_ops))
         yield
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -33,22 +34,23 @@ pytestmark = [
 WIDTHS = {"light": 1280, "dark": 1280, "phone": 390}
 
 
-@pytest.fixture(params=WIDTHS)
-def screen(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Browser]:
-    """The browser with a light or dark colour scheme, or a narrow window."""
-    scheme = "dark" if request.param == "dark" else "light"
+@contextmanager
+def shown_on(browser: Browser, screen: str) -> Iterator[None]:
+    """Show the open page with a light or dark colour scheme, or in a narrow window."""
     metrics = {
-        "width": WIDTHS[request.param],
+        "width": WIDTHS[screen],
         "height": 844,
         "deviceScaleFactor": 1,
-        "mobile": request.param == "phone",
+        "mobile": screen == "phone",
     }
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if screen == "dark" else "light"}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    yield browser
-    browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    try:
+        yield
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
 def violations(page: Browser) -> list[str]:
@@ -65,8 +67,15 @@ def violations(page: Browser) -> list[str]:
 
 
 def check(page: Browser) -> None:
+    """Check the page as it is, on every screen."""
     page.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    assert violations(page) == []
+    for screen in WIDTHS:
+        with shown_on(page, screen):
+            check_screen(page, screen)
+
+
+def check_screen(page: Browser, screen: str) -> None:
+    assert violations(page) == [], screen
     # The page itself does not scroll sideways.
     width = page.execute_script("return document.documentElement.scrollWidth - innerWidth")
     assert width <= 0
@@ -79,8 +88,8 @@ def check(page: Browser) -> None:
 
 
 @pytest.mark.parametrize("section", ["explain", "attribute", "compare", "flow", "parity", "vjp"])
-def test_view_has_no_violations(screen: Browser, url: str, section: str) -> None:
-    page = open_page(screen, f"{url}/debug#tab={section}")
+def test_view_has_no_violations(browser: Browser, url: str, section: str) -> None:
+    page = open_page(browser, f"{url}/debug#tab={section}")
     cotangent = json.dumps([round(math.sin(index), 2) for index in range(32)])
     page.execute_script(
         "document.querySelector('[name=cotangent]').value = arguments[0]", cotangent
@@ -94,14 +103,14 @@ def test_view_has_no_violations(screen: Browser, url: str, section: str) -> None
     check(page)
 
 
-def test_layernorm_with_a_wrong_operator_has_no_violations(screen: Browser, url: str) -> None:
-    page = open_page(screen, f"{url}/debug#tab=layernorm&rows=own")
+def test_layernorm_with_a_wrong_operator_has_no_violations(browser: Browser, url: str) -> None:
+    page = open_page(browser, f"{url}/debug#tab=layernorm&rows=own")
     assert "candidate: dx[0, " in run(page, "layernorm")
     check(page)
 
 
-def test_problems_and_old_results_have_no_violations(screen: Browser, url: str) -> None:
-    page = open_page(screen, f"{url}/debug")
+def test_problems_and_old_results_have_no_violations(browser: Browser, url: str) -> None:
+    page = open_page(browser, f"{url}/debug")
     type_text(page, "edited-b", "A dog ran.")
     until(lambda: "Difference" in find(page, "#whatif").text)
     type_text(page, "a", " ")
@@ -111,8 +120,8 @@ def test_problems_and_old_results_have_no_violations(screen: Browser, url: str) 
     check(page)
 
 
-def test_long_texts_have_no_violations(screen: Browser, url: str) -> None:
-    page = open_page(screen, f"{url}/debug#tab=explain")
+def test_long_texts_have_no_violations(browser: Browser, url: str) -> None:
+    page = open_page(browser, f"{url}/debug#tab=explain")
     page.execute_script("document.querySelector('[name=a]').value = 'A cat sat on it. '.repeat(12)")
     page.execute_script(
         "document.querySelector('[name=b]').value = 'Rain fell on a dog. '.repeat(8)"
@@ -123,8 +132,8 @@ def test_long_texts_have_no_violations(screen: Browser, url: str) -> None:
     check(page)
 
 
-def test_comparison_of_two_models_has_no_violations(screen: Browser, url_of_both: str) -> None:
-    page = open_page(screen, f"{url_of_both}/debug?model=first#tab=compare")
+def test_comparison_of_two_models_has_no_violations(browser: Browser, url_of_both: str) -> None:
+    page = open_page(browser, f"{url_of_both}/debug?model=first#tab=compare")
     until(lambda: len(Select(find(page, "[name=other]")).options) == 1)
     type_text(page, "compare-texts", "The cat sat.\nA feline rested.\nRain fell on it.")
     assert "Where do the layers differ?" in run(page, "compare")
@@ -134,10 +143,10 @@ def test_comparison_of_two_models_has_no_violations(screen: Browser, url_of_both
 
 @pytest.mark.parametrize("kind", ["reranker", "classifier", "multi", "sparse"])
 def test_explanation_of_every_kind_has_no_violations(
-    screen: Browser, request: pytest.FixtureRequest, kind: str
+    browser: Browser, request: pytest.FixtureRequest, kind: str
 ) -> None:
     url = request.getfixturevalue(f"{kind}_url")
-    page = open_page(screen, f"{url}/debug#tab=explain", kind)
+    page = open_page(browser, f"{url}/debug#tab=explain", kind)
     type_text(page, "a", "w5 w6 w7")
     if kind == "sparse":
         type_text(page, "token", "w5")
@@ -148,10 +157,11 @@ def test_explanation_of_every_kind_has_no_violations(
     check(page)
 
 
-def test_results_begin_near_the_top_of_a_phone(screen: Browser, url: str) -> None:
-    page = open_page(screen, f"{url}/debug")
-    show(page, "explain")
-    top = page.execute_script(
-        "return document.querySelector('.figure').getBoundingClientRect().top + scrollY"
-    )
+def test_results_begin_near_the_top_of_a_phone(browser: Browser, url: str) -> None:
+    with shown_on(browser, "phone"):
+        page = open_page(browser, f"{url}/debug")
+        show(page, "explain")
+        top = page.execute_script(
+            "return document.querySelector('.figure').getBoundingClientRect().top + scrollY"
+        )
     assert top < 480
