@@ -22,6 +22,7 @@ from service.inference.errors import (
     UnknownModel,
     VitrineError,
 )
+from service.inference.explain.deletion import Deletion, Deletions, TextEffects, UnitEffect
 from service.inference.explain.terms import Explanation, Term, TextToken
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.model import Model
@@ -52,6 +53,8 @@ __all__ = [
     "Chunking",
     "Classification",
     "DeadlineExceeded",
+    "Deletion",
+    "Deletions",
     "Devices",
     "Embeddings",
     "Encoded",
@@ -77,9 +80,11 @@ __all__ = [
     "SyncModel",
     "Tags",
     "Term",
+    "TextEffects",
     "TextToken",
     "TokenEmbeddings",
     "TooLarge",
+    "UnitEffect",
     "UnknownModel",
     "VitrineError",
     "open_model",

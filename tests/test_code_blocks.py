@@ -267,18 +267,20 @@ def test_parts_of_similarities_in_the_text_are_real(url: str) -> None:
 
     text = (ROOT / "README.md").read_text()
     scored = answer(text, "/score")
-    pairs = [
-        (term["query"]["token"], term["document"]["token"], f"{term['value']:.3f}")
-        for term in scored["explanations"][0]["terms"][:2]
-    ]
-    assert re.findall(r"`(\w+)` and `(\w+)` with\s(0\.\d+)", text) == pairs
-    assert f"the cosine, {scored['scores'][0]:.2f}," in text
+    (document,) = re.findall(r'"documents": \["(.*?)"\]', text)
+    units = scored["explanations"][0]["texts"][0]["units"]
+    left_out = {document[unit["start"] : unit["end"]]: unit["left_out"] for unit in units}
+    shown = re.findall(r"`(\w+)` (?:it is )?(0\.\d+)(?: (lower|higher))?[,:]", text)
+    for word, number, direction in shown:
+        sign = -1 if direction == "higher" else 1
+        assert number == f"{sign * left_out[word]:.2f}"
+    assert [word for word, *_ in shown] == ["cat", "sat", "mat"]
     attribution = answer(text, "/debug/attribute")
     best = sorted(attribution["words"], key=lambda word: -float(word["score"]))[:2]
-    (shown,) = re.findall(r"\((`\w+` 0\.\d+, `\w+` 0\.\d+ of 0\.\d+)\)", text)
+    (words,) = re.findall(r"\((`\w+` 0\.\d+, `\w+` 0\.\d+ of 0\.\d+)\)", text)
     sentence = "The cat sat on the mat."
     parts = [f"`{sentence[w['start'] : w['end']]}` {w['score']:.2f}" for w in best]
-    assert shown == f"{', '.join(parts)} of {attribution['value']:.2f}"
+    assert words == f"{', '.join(parts)} of {attribution['value']:.2f}"
 
 
 def test_commands_that_do_not_run_here_have_a_test_of_their_own() -> None:

@@ -9,13 +9,13 @@ from service.api.auth import require_scope
 from service.api.body import read_inputs
 from service.api.chunks import chunk_fields
 from service.api.deadline import cancel_on_disconnect
+from service.api.explanations import explanation_fields, options_of
 from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.score_schemas import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from service.api.state import State
-from service.inference.explain.terms import Explanation, TextToken
 from service.inference.model.model import Model
 from service.inference.model.pair_scores import PairScores
 
@@ -46,7 +46,7 @@ async def score(request: Request, state: State) -> Response:
         body.queries,
         body.documents,
         prompt_name=body.prompt_name,
-        explain=body.explain,
+        explain=options_of(body.explain),
         chunking=body.chunking.chunking() if body.chunking else None,
         on_overflow=body.on_overflow,
         **options,
@@ -79,7 +79,7 @@ async def rerank(request: Request, state: State) -> Response:
         prompt_name=body.prompt_name,
         max_tokens_per_query=body.max_tokens_per_query,
         max_tokens_per_doc=body.max_tokens_per_doc,
-        explain=body.explain,
+        explain=options_of(body.explain),
         chunking=body.chunking.chunking() if body.chunking else None,
         on_overflow=body.on_overflow,
         **options,
@@ -92,7 +92,7 @@ async def rerank(request: Request, state: State) -> Response:
 def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
     scores = result.raw_scores if body.raw_scores else result.scores
     explanations = [
-        _explanation_json(model, result.explanations[index])
+        explanation_fields(model, result, index, raw=body.raw_scores)
         for index in range(len(scores))
         if body.explain
     ]
@@ -119,7 +119,7 @@ def _ranking_json(model: Model, result: PairScores, body: RerankRequest) -> byte
         if body.return_documents:
             ranked["document"] = {"text": texts[index]}
         if body.explain:
-            ranked["explanation"] = _explanation_json(model, result.explanations[index])
+            ranked["explanation"] = explanation_fields(model, result, index, raw=body.raw_scores)
         if result.best_chunks:
             ranked["best_chunk"] = chunk_fields(result.best_chunks[index])
         results.append(ranked)
@@ -132,20 +132,3 @@ def _ranking_json(model: Model, result: PairScores, body: RerankRequest) -> byte
             "truncated": result.truncated,
         }
     )
-
-
-def _explanation_json(model: Model, explanation: Explanation) -> dict[str, object]:
-    """Return the fields of `ExplanationInfo`."""
-
-    def token(token: TextToken) -> dict[str, object]:
-        start, end = token.span or (None, None)
-        spelling = model.tokenizer.token(token.id)
-        return {"id": token.id, "token": spelling, "start": start, "end": end}
-
-    return {
-        "terms": [
-            {"value": term.value, "query": token(term.query), "document": token(term.document)}
-            for term in explanation.terms
-        ],
-        "other": explanation.other,
-    }

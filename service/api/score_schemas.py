@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from service.api.chunk_schemas import ChunkInfo, DocumentChunking
 from service.api.classify_schemas import OnOverflow, PromptName, RawScores
+from service.api.explanations import DeletionInfo, Explain, TermsInfo
 from service.api.schemas import ModelName
 
 
@@ -34,14 +35,6 @@ QueryPromptName = Annotated[
         "prompt; other models have the prompts `query` and `document`"
     ),
 ]
-Explain = Annotated[
-    bool,
-    Field(
-        description="Whether to explain each score by the largest terms of its sum over tokens; "
-        "this needs sparse vectors, multi-vectors, or mean pooling without dense heads, and not a "
-        "distance as similarity"
-    ),
-]
 
 
 class Document(BaseModel):
@@ -65,35 +58,6 @@ Documents = Annotated[
     ],
     Field(min_length=1, fail_fast=True),
 ]
-
-
-class TextTokenInfo(BaseModel):
-    """A token of a query or of a document."""
-
-    id: int
-    token: str = Field(description="Spelling of the token in the vocabulary")
-    start: int | None = Field(
-        description="Index of the token's first character in the text; null for special tokens, "
-        "for tokens of a prompt, and for entries of sparse vectors"
-    )
-    end: int | None = Field(description="Index after the token's last character in the text")
-
-
-class TermInfo(BaseModel):
-    """A term of a score: the contribution of a token of the query and one of the document."""
-
-    value: float
-    query: TextTokenInfo
-    document: TextTokenInfo
-
-
-class ExplanationInfo(BaseModel):
-    """The largest terms of a score, whose sum with `other` is the score."""
-
-    terms: list[TermInfo] = Field(
-        description="Terms with the largest absolute values, the largest first"
-    )
-    other: float = Field(description="Sum of all other terms")
 
 
 ScoreKind = Annotated[
@@ -134,8 +98,9 @@ class ScoreResponse(BaseModel):
     truncated: list[bool] = Field(
         description="Whether the query or the document was truncated, for each pair"
     )
-    explanations: list[ExplanationInfo] | None = Field(
-        None, description="Explanation of each score, if requested"
+    explanations: list[TermsInfo | DeletionInfo | None] | None = Field(
+        None,
+        description="Explanation of each score, if requested; null for those beyond `top_n`",
     )
     best_chunks: list[ChunkInfo] | None = Field(
         None, description="Chunk of each document with the highest score, with `chunking`"
@@ -176,8 +141,8 @@ class Ranked(BaseModel):
     index: int = Field(description="Index of the document in the request")
     score: float
     document: Document | None = Field(None, description="The document, if requested")
-    explanation: ExplanationInfo | None = Field(
-        None, description="The largest terms of the score, if requested"
+    explanation: TermsInfo | DeletionInfo | None = Field(
+        None, description="Explanation of the score, if requested; by deletion, of the best alone"
     )
     best_chunk: ChunkInfo | None = Field(
         None, description="Chunk of the document with the highest score, with `chunking`"

@@ -406,4 +406,39 @@ GUARDS = (
         "field",
         f"{_T}compat/test_cohere.py::test_errors_have_coheres_format_and_names",
     ),
+    # Explanations by deletion.
+    Guard(
+        "service/inference/explain/deletion.py",
+        "if not before[-1:].strip() and not after[:1].strip():",
+        "if not after[:1].strip():",
+        "tests/service/inference/explain/test_deletion.py::"
+        "test_white_space_on_one_side_of_a_unit_goes_with_it_if_it_is_on_both",
+    ),
+    Guard(
+        "service/inference/model/explanations.py",
+        "whole = (query[slice(*spans[0])], document[slice(*spans[1])])",
+        "whole = (query, document)",
+        "tests/service/inference/model/test_deletions.py::"
+        "test_variants_of_a_truncated_text_are_of_the_part_that_is_read",
+    ),
+    Guard(
+        "service/inference/model/explanations.py",
+        "            if tokens > deletion.max_tokens:\n",
+        "            if False:\n",
+        "tests/service/inference/model/test_deletions.py::"
+        "test_too_many_tokens_are_refused_before_they_run",
+    ),
+    Guard(
+        "service/inference/model/explanations.py",
+        'priority="bulk", ',
+        "",
+        "tests/service/inference/model/test_deletions.py::"
+        "test_variants_run_with_the_priority_of_bulk_requests",
+    ),
+    Guard(
+        "service/inference/model/scoring.py",
+        "own_queries, own_documents = (list(dict.fromkeys(side)) for side in (queries, documents))",
+        "own_queries, own_documents = list(queries), list(documents)",
+        "tests/service/inference/model/test_deletions.py::test_texts_that_variants_share_run_once",
+    ),
 )

@@ -158,7 +158,7 @@ _OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **_OPTIONAL,
     **dict.fromkeys(
-        ("with_offsets", "explain", "add_special_tokens", "skip_special_tokens"),
+        ("with_offsets", "add_special_tokens", "skip_special_tokens"),
         (_is_bool, "a bool"),
     ),
     "outputs": _several_of(get_args(EncodeOutput)),

@@ -34,10 +34,7 @@ def check_chunking(
         InvalidInput: It cannot, or an argument excludes chunking.
     """
     if explained:
-        raise InvalidInput(
-            "explain does not apply to chunks; score the text of the best chunk to explain it",
-            pointer="/explain",
-        )
+        raise chunks_are_not_explained()
     if limits[1] is not None:
         raise InvalidInput(
             "max_tokens_per_doc excludes chunking, which drops no part of a document",
@@ -46,6 +43,14 @@ def check_chunking(
     if chunking.late:
         model.check_outputs(("pooled",))
         check_late(model.artifact.manifest, model.name)
+
+
+def chunks_are_not_explained() -> InvalidInput:
+    """Return the error of a call that asks for explanations and chunks."""
+    return InvalidInput(
+        "explain does not apply to chunks; score the text of the best chunk to explain it",
+        pointer="/explain",
+    )
 
 
 async def score_pairs(

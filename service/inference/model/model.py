@@ -17,6 +17,7 @@ from service.inference.call_options import (
     call_options,
 )
 from service.inference.errors import InvalidInput
+from service.inference.explain.deletion import TOP_N, Deletion
 from service.inference.model import chunk_embeddings, scoring
 from service.inference.model.arguments import (
     check_options,
@@ -26,6 +27,8 @@ from service.inference.model.arguments import (
     text_list,
 )
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
+from service.inference.model.chunk_scores import chunks_are_not_explained
+from service.inference.model.explanations import with_deletions
 from service.inference.model.pair_scores import PairScores
 from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
@@ -422,7 +425,7 @@ class Model(LoadedModel):
         top_n: int | None = None,
         max_tokens_per_query: int | None = None,
         max_tokens_per_doc: int | None = None,
-        explain: bool = False,
+        explain: bool | Deletion = False,
         chunking: Chunking | None = None,
         **options: Unpack[CallArguments],
     ) -> PairScores:
@@ -434,7 +437,8 @@ class Model(LoadedModel):
         Args:
             query: Text of the query.
             documents: Text of each document.
-            top_n: Number of best documents whose scores are explained; None: all.
+            top_n: Number of best documents whose scores are explained by terms; None: all. A
+                `Deletion` has its own.
             max_tokens_per_query: Number of tokens to which the query is truncated before the pair
                 is truncated to the model's limit; None: only the latter. Other models than
                 rerankers refuse a number below their maximum length.
@@ -451,9 +455,8 @@ class Model(LoadedModel):
         limits = (max_tokens_per_query, max_tokens_per_doc)
         numbers = dict(zip(scoring.LIMITS, limits, strict=True)) | {"top_n": top_n}
         call = call_options(**options)
-        check_options(**numbers, explain=explain)
-        if chunking is not None:
-            _check_chunking(chunking)
+        check_options(**numbers)
+        terms = _explains_terms(explain, chunking)
         if not isinstance(query, str):
             raise InvalidInput("query must be a text", pointer="/query")
         documents = [] if isinstance(documents, str) else text_list(documents, "documents")
@@ -462,16 +465,21 @@ class Model(LoadedModel):
         for name, number in numbers.items():
             if number is not None and number < 1:
                 raise InvalidInput(f"{name} must be at least 1", pointer=f"/{name}")
-        explained = min(top_n or len(documents), len(documents)) if explain else 0
+        explained = min(top_n or len(documents), len(documents)) if terms else 0
         with scoring.locating(1, "/query", "/documents/{}"):
-            return await scoring.rerank(self, query, documents, limits, explained, chunking, call)
+            result = await scoring.rerank(self, query, documents, limits, explained, chunking, call)
+        if not isinstance(explain, Deletion):
+            return result
+        best = result.ranking(explain.top_n or TOP_N)
+        pairs = [(query, document) for document in documents]
+        return await with_deletions(self, pairs, result, best, explain, limits, call)
 
     async def score(
         self,
         queries: str | Sequence[str],
         documents: str | Sequence[str],
         *,
-        explain: bool = False,
+        explain: bool | Deletion = False,
         chunking: Chunking | None = None,
         **options: Unpack[CallArguments],
     ) -> PairScores:
@@ -489,7 +497,8 @@ class Model(LoadedModel):
             documents: Text of each document.
             explain: Whether to explain each score by its largest terms. This needs sparse vectors,
                 multi-vectors, or embeddings that are weighted sums of token vectors. Distances
-                have no such terms.
+                have no such terms. A `Deletion` explains scores of every kind of model by what they
+                are without a part of a text.
             chunking: How to divide the documents; a document has the score of its best chunk. None:
                 a document is one input. Chunks cannot be explained.
             options: See `CallArguments`. Only rerankers take a prompt, that of queries. With
@@ -506,9 +515,7 @@ class Model(LoadedModel):
             for name, texts in (("/queries", queries), ("/documents", documents))
         ]
         call = call_options(**options)
-        check_options(explain=explain)
-        if chunking is not None:
-            _check_chunking(chunking)
+        terms = _explains_terms(explain, chunking)
         queries = text_list(queries, "queries", has_index=False)
         documents = text_list(documents, "documents")
         if not documents or len(queries) not in (1, len(documents)):
@@ -517,11 +524,17 @@ class Model(LoadedModel):
                 "must be 1, or that of the documents",
                 pointer="/queries",
             )
-        explained = len(documents) if explain else 0
+        explained = len(documents) if terms else 0
         with scoring.locating(len(queries), *paths):
-            return await scoring.score(
+            result = await scoring.score(
                 self, queries, documents, NO_LIMITS, explained, chunking, call
             )
+        if not isinstance(explain, Deletion):
+            return result
+        own = queries if len(queries) > 1 else [*queries] * len(documents)
+        pairs = list(zip(own, documents, strict=True))
+        best = result.ranking(explain.top_n)
+        return await with_deletions(self, pairs, result, best, explain, NO_LIMITS, call)
 
     async def tokenize(
         self,
@@ -564,6 +577,17 @@ class Model(LoadedModel):
         rows = id_lists(rows)
         work = partial(self.tokenizer.decode, rows, skip_special_tokens)
         return await self.run_tokenizer(work, rows, len(rows))
+
+
+def _explains_terms(explain: object, chunking: object) -> bool:
+    """Check both arguments, and return whether scores are explained by their terms."""
+    if not isinstance(explain, bool | np.bool_ | Deletion):
+        raise InvalidInput("explain must be a bool or a Deletion", pointer="/explain")
+    if chunking is not None:
+        _check_chunking(chunking)
+        if isinstance(explain, Deletion):
+            raise chunks_are_not_explained()
+    return bool(explain) and not isinstance(explain, Deletion)
 
 
 def _check_chunking(chunking: object) -> None:

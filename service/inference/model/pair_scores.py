@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from models.artifact import SimilarityName
+from service.inference.explain.deletion import Deletions
 from service.inference.explain.terms import Explanation
 from service.inference.results.scores import Scores, best_first
 from service.inference.results.vectors import Stages
@@ -26,8 +27,11 @@ class PairScores:
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer"; and "explain",
             if requested.
         explanations: Explanation of the score, by index of the pair; empty if not requested.
+        deletions: Explanation of the score by deletion, by index; empty if not requested.
         best_chunks: Chunk of each document with the highest score, which is the score of the pair;
             empty without chunking.
+        ran_tokens: Number of tokens that ran, those of a text that several pairs have once; 0 with
+            chunking.
     """
 
     scores: Scores
@@ -37,13 +41,16 @@ class PairScores:
     truncated: Sequence[bool]
     seconds: Stages
     explanations: Mapping[int, Explanation] = field(default_factory=dict)
+    deletions: Mapping[int, Deletions] = field(default_factory=dict)
     best_chunks: Sequence[Chunk] = ()
+    ran_tokens: int = 0
 
     @property
     def size(self) -> int:
-        """Cost of serialising to JSON, in numbers: a term costs as much as ten."""
+        """Cost of serialising to JSON, in numbers: a term or a unit costs as much as ten."""
         terms = sum(len(explanation.terms) for explanation in self.explanations.values())
-        return self.scores.size + 10 * terms
+        units = sum(len(t.units) for each in self.deletions.values() for t in each.texts)
+        return self.scores.size + 10 * (terms + units)
 
     def ranking(self, limit: int | None = None) -> list[int]:
         """Return the indices of the pairs by their scores, best first.

@@ -75,7 +75,7 @@ async def score(
         documents: Text of each document.
         limits: Maximum number of tokens of each query and of each document. They apply to models
             that read query and document at once.
-        explained: Number of best scores to explain.
+        explained: Number of best scores to explain by their terms.
         chunking: See `Model.score`.
         options: Options of the call; only rerankers take a prompt, that of queries.
     """
@@ -115,7 +115,7 @@ async def rerank(
     chunking: Chunking | None,
     options: CallOptions,
 ) -> PairScores:
-    """Return the score of each document, with explanations of the best; see `score`.
+    """Return the score of each document, with terms of the best scores; see `score`.
 
     If an explanation needs the token vectors of texts, only those of the best documents are
     computed, in a second pass. All of them could take gigabytes.
@@ -164,6 +164,7 @@ async def _score_pairs(
         [len(row.ids) for row in result.rows],
         [row.truncated for row in result.rows],
         result.seconds,
+        ran_tokens=sum(len(row.ids) for row in result.rows),
     )
 
 
@@ -174,26 +175,36 @@ async def _score_vectors(
     explained: int,
     options: CallOptions,
 ) -> PairScores:
-    """Return similarities of vectors."""
+    """Return similarities of vectors; each text is encoded once."""
     output, similarity = similarity_of(model)
     outputs = (output, *(similarity.explained_by if explained else ()))
+    own_queries, own_documents = (list(dict.fromkeys(side)) for side in (queries, documents))
 
     def tokenize() -> list[Row]:
         rules = options.on_overflow, explained > 0
-        rows = model.tokenizer.rows_of_texts(queries, "query", *rules)
+        rows = model.tokenizer.rows_of_texts(own_queries, "query", *rules)
         try:
-            rows += model.tokenizer.rows_of_texts(documents, "document", *rules)
+            rows += model.tokenizer.rows_of_texts(own_documents, "document", *rules)
         except VitrineError as error:
             if error.index is not None:
-                error.index += len(queries)
+                error.index += count
             raise
         return rows
 
-    texts, count = [*queries, *documents], len(queries)
-    rows, results, seconds = await model.run(
-        *(texts, len(texts), tokenize, outputs, options), max_tokens=token_limit(model, output)
-    )
-    pairs = [(0 if count == 1 else index, count + index) for index in range(len(documents))]
+    texts, count = [*own_queries, *own_documents], len(own_queries)
+    try:
+        rows, results, seconds = await model.run(
+            *(texts, len(texts), tokenize, outputs, options), max_tokens=token_limit(model, output)
+        )
+    except VitrineError as error:
+        if error.index is not None:
+            is_query, text = error.index < count, texts[error.index]
+            error.index = queries.index(text) if is_query else len(queries) + documents.index(text)
+        raise
+    query_rows = {text: index for index, text in enumerate(own_queries)}
+    document_rows = {text: count + index for index, text in enumerate(own_documents)}
+    sides_of_pairs = zip(_repeated(queries, len(documents)), documents, strict=True)
+    pairs = [(query_rows[query], document_rows[document]) for query, document in sides_of_pairs]
     compared = time.perf_counter()
     encoded = EncodedTexts(rows, results, count)
     work = partial(compare, similarity, model, encoded, pairs, explained, options.deadline)
@@ -213,6 +224,7 @@ async def _score_vectors(
         [query.truncated or document.truncated for query, document in sides],
         seconds,
         explanations,
+        ran_tokens=sum(len(row.ids) for row in rows),
     )
 
 

@@ -113,10 +113,9 @@ def _compare_pooled(
     def explain(query: int, document: int) -> Explanation:
         return explain_pooled(weighted(query), weighted(document))
 
-    queries = vectors[:count]
-    if count not in (1, len(pairs)):  # chunks of documents
-        queries = queries[[query for query, _ in pairs]]
-    return similarities(kind, queries, vectors[count:]), explain
+    query_rows, document_rows = map(list, zip(*pairs, strict=True))
+    queries = vectors[:1] if count == 1 else vectors[query_rows]
+    return similarities(kind, queries, vectors[document_rows]), explain
 
 
 def _compare_sparse(

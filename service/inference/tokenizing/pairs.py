@@ -26,12 +26,14 @@ class EncodedPair:
         token_types: Token type id of each token, as the tokenizer assigns it to pairs.
         truncated: Whether a text was truncated.
         is_too_long: Whether the texts, each within its own limit, exceed the limit of the pair.
+        kept: Number of tokens of each text.
     """
 
     ids: list[int]
     token_types: list[int]
     truncated: bool
     is_too_long: bool
+    kept: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,7 @@ class PairTokenizer:
                     for text, count in zip((a, b), kept, strict=True)
                 ]
             )
-            encoded.append(EncodedPair(ids, types, kept != lengths, kept != limited))
+            encoded.append(EncodedPair(ids, types, kept != lengths, kept != limited, kept))
         return encoded
 
     def _tokens_of(self, texts: Sequence[str], drops_left: bool) -> list[_Text]:

@@ -259,6 +259,63 @@ class TextTokenizer:
         self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow, limit)
         return [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
 
+    def has_row(self, text: str, prompt_name: str | None) -> bool:
+        """Return whether a text has a row: one without tokens of its own may have none.
+
+        Raises:
+            VitrineError: Any other error of `rows_of_texts`, under the same conditions.
+        """
+        try:
+            self.rows_of_texts([text], prompt_name, "truncate")
+        except InvalidInput as error:
+            if error.code != "no_tokens":
+                raise
+            return False
+        return True
+
+    def read_span(self, text: str, prompt_name: str | None, on_overflow: OnOverflow) -> Span:
+        """Return the span of a text that is left after truncation, in characters.
+
+        Raises:
+            VitrineError: Any error of `rows_of_texts`, under the same conditions.
+        """
+        (row,) = self.rows_of_texts([text], prompt_name, on_overflow, with_offsets=True)
+        if not row.truncated:
+            return 0, len(text)
+        return _outer_span(row.offsets or (), text, drops_left=self._drops_left(on_overflow))
+
+    def read_spans(
+        self,
+        pair: tuple[str, str],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        limits: PairLimits,
+    ) -> tuple[Span, Span]:
+        """Return the spans of the texts of a pair that are left after truncation; see `read_span`.
+
+        Raises:
+            VitrineError: Any error of `rows_of_pairs`, under the same conditions.
+        """
+        prompt, drops_left = self.prompt(prompt_name).text, self._drops_left(on_overflow)
+        if prompt and limits[0] is not None:
+            limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]
+        prompted = (prompt + pair[0], pair[1])
+        (encoded,) = self._pairs.encode([prompted], limits, drops_left=drops_left)
+        first, second = (
+            self._kept_span(text, kept, start, drops_left=drops_left)
+            for text, kept, start in zip(prompted, encoded.kept, (len(prompt), 0), strict=True)
+        )
+        return first, second
+
+    def _kept_span(self, text: str, kept: int, start: int, *, drops_left: bool) -> Span:
+        """Return the span of the tokens that are kept of a text, counted from a character."""
+        encoding = self.encode_untruncated(text, add_special_tokens=False)
+        spans = _spans(encoding, start)
+        if kept >= len(spans):
+            return 0, len(text) - start
+        own = spans[len(spans) - kept :] if drops_left else spans[:kept]
+        return _outer_span(own, text[start:], drops_left=drops_left)
+
     @cached_property
     def _pairs(self) -> PairTokenizer:
         return PairTokenizer(
@@ -725,6 +782,14 @@ def _spans(encoding: Encoding, start: int) -> list[Span | None]:
             encoding.offsets, encoding.special_tokens_mask, strict=True
         )
     ]
+
+
+def _outer_span(spans: Sequence[Span | None], text: str, *, drops_left: bool) -> Span:
+    """Return the part of a text to the last of the spans, or from the first if `drops_left`."""
+    own = [span for span in spans if span is not None]
+    if not own:
+        return 0, 0
+    return (min(own)[0], len(text)) if drops_left else (0, max(end for _, end in own))
 
 
 def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]:

@@ -1,0 +1,202 @@
+"""Explanation by deletion: what a result would be without a part of a text. Texts alone, no model.
+
+A unit is a word or a sentence. Two measurements of the served model say what it does:
+
+- Left out: the result of the text less the result of the text without the unit.
+- Alone: the result of the unit as the whole text less the result of the empty text.
+
+Both are differences of results that anybody can ask for, because the rule of deletion is exact:
+
+- The characters of the unit are removed.
+- If white space or an end of the text is on both sides of it, the white space on one side goes too:
+  that after it, or at the end of the text that before it.
+- If nothing but white space is left, the text is empty.
+
+Units are ranked by the sum of both numbers, each divided by its Euclidean norm over the units: the
+first of them says what a text that has the rest needs, the second what the unit brings by itself.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.inference.errors import InvalidInput
+from service.inference.tokenizing.chunking import is_integer
+from service.inference.tokenizing.rows import Span
+from service.inference.tokenizing.sentences import sentence_starts
+from service.inference.tokenizing.words import word_spans
+
+UnitKind = Literal["words", "sentences"]
+Side = Literal["query", "document"]
+
+# Default and largest number of tokens that all variants of a call may have.
+MAX_TOKENS = 20_000
+# Number of best documents that `Model.rerank` explains by default.
+TOP_N = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deletion:
+    """What an explanation by deletion leaves out of which text.
+
+    Attributes:
+        by: Units: "words" or "sentences".
+        of: Texts whose units are left out: "document", "query" or "both".
+        top_n: Number of best documents whose scores are explained; None: all in `Model.score`, and
+            `TOP_N` in `Model.rerank`.
+        max_tokens: Maximum number of tokens of all variants of a call.
+
+    Raises:
+        InvalidInput: An attribute is invalid; `pointer` names it.
+    """
+
+    by: UnitKind = "words"
+    of: Literal["document", "query", "both"] = "document"
+    top_n: int | None = None
+    max_tokens: int = MAX_TOKENS
+
+    def __post_init__(self) -> None:
+        _check_name("by", self.by, get_args(UnitKind))
+        _check_name("of", self.of, ("document", "query", "both"))
+        if self.top_n is not None and not (is_integer(self.top_n) and self.top_n >= 1):
+            raise InvalidInput("top_n must be an integer, at least 1", pointer="/explain/top_n")
+        if not (is_integer(self.max_tokens) and 1 <= self.max_tokens <= MAX_TOKENS):
+            raise InvalidInput(
+                f"max_tokens must be an integer from 1 to {MAX_TOKENS}",
+                pointer="/explain/max_tokens",
+            )
+
+    @property
+    def sides(self) -> Sequence[Side]:
+        """The texts whose units are left out."""
+        return ("query", "document") if self.of == "both" else (self.of,)
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEffect:
+    """What a unit of a text does to a result.
+
+    Attributes:
+        start: Index of its first character in the text.
+        end: Index after its last character.
+        left_out: Result of the text less that without the unit; None: without it the text has no
+            tokens, and no result.
+        alone: Result of the unit alone less that of the empty text; None: one of them has none.
+        rank: Place of the unit among those of the text, from 1; see the module docstring.
+    """
+
+    start: int
+    end: int
+    left_out: float | None
+    alone: float | None
+    rank: int
+
+
+@dataclass(frozen=True)
+class TextEffects:
+    """What the units of one text do to a result.
+
+    Attributes:
+        side: The text.
+        read: Span of the text that the model reads, of which the units and all variants are parts.
+        empty: Result of the empty text in place of the text; None: it has no tokens and no result.
+        units: The units, in the order of the text.
+    """
+
+    side: Side
+    read: Span
+    empty: float | None
+    units: Sequence[UnitEffect]
+
+
+@dataclass(frozen=True)
+class Deletions:
+    """An explanation by deletion.
+
+    Attributes:
+        by: Kind of the units.
+        texts: Effects on the score, of each text whose units were left out.
+        raw_texts: The same of a reranker's logit; for other models the same as `texts`.
+        tokens: Number of tokens that ran for the explanations of the call.
+    """
+
+    by: UnitKind
+    texts: Sequence[TextEffects]
+    raw_texts: Sequence[TextEffects]
+    tokens: int
+
+
+def unit_spans(text: str, by: UnitKind) -> list[Span]:
+    """Return the span of each unit of a text, without the white space around it, in order."""
+    if by == "words":
+        return word_spans(text)
+    starts = sorted({0, *sentence_starts(text), len(text)})
+    spans = (_stripped(text, *span) for span in pairwise(starts))
+    return [span for span in spans if span[0] < span[1]]
+
+
+def without(text: str, unit: Span) -> str:
+    """Return the text without a unit; see the rule in the module docstring."""
+    before, after = text[: unit[0]], text[unit[1] :]
+    if not before[-1:].strip() and not after[:1].strip():
+        before, after = (before, after.lstrip()) if after else (before.rstrip(), after)
+    return before + after if (before + after).strip() else ""
+
+
+def variants_of(text: str, units: Sequence[Span]) -> list[str]:
+    """Return the empty text, then the text without each unit, then each unit alone."""
+    return ["", *(without(text, unit) for unit in units), *(text[slice(*unit)] for unit in units)]
+
+
+def effects_of(
+    side: Side, read: Span, units: Sequence[Span], whole: float, results: Sequence[float | None]
+) -> TextEffects:
+    """Return the effects of the units of a text.
+
+    Args:
+        side: The text.
+        read: Span of the text that the model reads.
+        units: Units of that part, relative to its start.
+        whole: Result of the part.
+        results: Result of each of its variants, as of `variants_of`; None: it has none.
+    """
+    empty, *others = results
+    left_out = [_difference(whole, result) for result in others[: len(units)]]
+    alone = [_difference(result, empty) for result in others[len(units) :]]
+    ranks = _ranks(left_out, alone)
+    effects = [
+        UnitEffect(read[0] + start, read[0] + end, change, own, rank)
+        for (start, end), change, own, rank in zip(units, left_out, alone, ranks, strict=True)
+    ]
+    return TextEffects(side, read, empty, effects)
+
+
+def _difference(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+def _ranks(left_out: Sequence[float | None], alone: Sequence[float | None]) -> list[int]:
+    """Return the rank of each unit, from 1; of equal units the first is first."""
+    total = sum(_scaled(np.array([value or 0.0 for value in side])) for side in (left_out, alone))
+    ranks = np.empty(len(left_out), int)
+    ranks[np.argsort(-np.asarray(total), kind="stable")] = np.arange(1, len(left_out) + 1)
+    return list(map(int, ranks))
+
+
+def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    length = np.linalg.norm(values)
+    return values / length if length else values
+
+
+def _stripped(text: str, start: int, end: int) -> Span:
+    part = text[start:end]
+    return start + len(part) - len(part.lstrip()), start + len(part.rstrip())
+
+
+def _check_name(name: str, value: object, names: Sequence[str]) -> None:
+    if not isinstance(value, str) or value not in names:
+        raise InvalidInput(f"{name} must be one of {', '.join(names)}", pointer=f"/explain/{name}")

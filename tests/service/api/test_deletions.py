@@ -1,0 +1,111 @@
+"""Explanations by deletion over HTTP: every number can be had from two requests to `/score`."""
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+pytestmark = pytest.mark.slow
+
+KINDS = ["client", "rerank_client", "sparse_client", "multi_client"]
+QUERY, DOCUMENT = "w5 w9 cat", "w9 w40. w5 w6 sat."
+
+
+@pytest.fixture(params=KINDS)
+def any_client(request: pytest.FixtureRequest) -> TestClient:
+    """A client of a model of each kind that scores pairs."""
+    client: TestClient = request.getfixturevalue(request.param)
+    return client
+
+
+def posted(client: TestClient, path: str, **body: object) -> Any:  # noqa: ANN401 - any JSON value
+    response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_left_out_and_alone_are_differences_of_two_scores(
+    any_client: TestClient, raw: bool
+) -> None:
+    def score(document: str) -> float:
+        body = {"queries": QUERY, "documents": document, "raw_scores": raw}
+        return float(posted(any_client, "/score", **body)["scores"][0])
+
+    response = posted(
+        any_client,
+        "/score",
+        queries=QUERY,
+        documents=DOCUMENT,
+        raw_scores=raw,
+        explain={},
+    )
+    (explanation,) = response["explanations"]
+    assert (explanation["method"], explanation["by"]) == ("deletion", "words")
+    (text,) = explanation["texts"]
+    assert (text["text"], text["start"], text["end"]) == ("document", 0, len(DOCUMENT))
+    assert text["empty"] == pytest.approx(score(""), abs=1e-5)
+    units = text["units"]
+    words = ["w9", "w40", ".", "w5", "w6", "sat", "."]
+    assert [DOCUMENT[unit["start"] : unit["end"]] for unit in units] == words
+    without = ["w40. w5 w6 sat.", "w9 . w5 w6 sat.", "w9 w40 w5 w6 sat.", "w9 w40. w6 sat."]
+    for unit, word, variant in zip(units, words, without, strict=False):
+        assert unit["left_out"] == pytest.approx(score(DOCUMENT) - score(variant), abs=2e-5)
+        assert unit["alone"] == pytest.approx(score(word) - score(""), abs=2e-5)
+    assert sorted(unit["rank"] for unit in units) == [*range(1, 8)]
+
+
+def test_rerank_explains_the_best_three(any_client: TestClient) -> None:
+    documents = ["w9", "w40 w5", "w5 w6", "w9 w5", "sat"]
+    body = {"query": QUERY, "documents": documents}
+    explain = {"by": "sentences", "of": "both"}
+    results = posted(any_client, "/rerank", **body, explain=explain)["results"]
+    plain = posted(any_client, "/rerank", **body)["results"]
+    assert [result["index"] for result in results] == [result["index"] for result in plain]
+    explained = [result["explanation"] is not None for result in results]
+    assert explained == [True, True, True, False, False]
+    texts = results[0]["explanation"]["texts"]
+    assert [text["text"] for text in texts] == ["query", "document"]
+    own = documents[results[0]["index"]]
+    assert [(unit["start"], unit["end"]) for unit in texts[1]["units"]] == [(0, len(own))]
+    # A text of one unit is empty without it, so that both numbers are the same.
+    (unit,) = texts[1]["units"]
+    assert unit["left_out"] == pytest.approx(unit["alone"], abs=2e-5)
+
+
+def test_score_explains_as_many_documents_as_requested(client: TestClient) -> None:
+    body = {"queries": QUERY, "documents": ["w9", DOCUMENT, "sat"], "explain": {"top_n": 1}}
+    response = posted(client, "/score", **body)
+    best = max(range(3), key=lambda index: response["scores"][index])
+    explained = [index for index in range(3) if response["explanations"][index] is not None]
+    assert explained == [best]
+
+
+@pytest.mark.parametrize(
+    ("explain", "pointer", "detail"),
+    [
+        ("words", "/explain", "Input should be true, false, or an object"),
+        (1, "/explain", "Input should be true, false, or an object"),
+        ({"by": "tokens"}, "/explain/by", "Input should be 'words' or 'sentences'"),
+        ({"of": "text"}, "/explain/of", "Input should be 'document', 'query' or 'both'"),
+        ({"top_n": 0}, "/explain/top_n", "greater than or equal to 1"),
+        ({"max_tokens": 20_001}, "/explain/max_tokens", "less than or equal to 20000"),
+        ({"unit": "words"}, "/explain", "unknown field in this object"),
+        ({"max_tokens": 5}, "/explain", "takes more than 5 tokens"),
+    ],
+)
+def test_invalid_explanations_are_refused_by_name(
+    client: TestClient, explain: object, pointer: str, detail: str
+) -> None:
+    body = {"queries": QUERY, "documents": [DOCUMENT], "explain": explain}
+    response = client.post("/score", json=body)
+    problem = response.json()
+    assert response.status_code == 422, problem
+    assert problem["pointer"] == pointer
+    assert detail in problem["detail"]
+
+
+def test_chunks_are_not_explained(client: TestClient) -> None:
+    body = {"queries": QUERY, "documents": DOCUMENT, "explain": {}, "chunking": {}}
+    response = client.post("/score", json=body)
+    assert (response.status_code, response.json()["pointer"]) == (422, "/explain")

@@ -1,0 +1,127 @@
+"""Variants of texts without a unit, and the effects that results of them have."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.inference.errors import InvalidInput
+from service.inference.explain.deletion import (
+    Deletion,
+    effects_of,
+    unit_spans,
+    variants_of,
+    without,
+)
+
+TEXTS = st.text("ab'.,!? \n\t猫眠é😀", max_size=40)
+
+
+def units(text: str, by: str = "words") -> list[str]:
+    return [text[start:end] for start, end in unit_spans(text, by)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("The cat sat.", ["The", "cat", "sat", "."]),
+        ("Don't pay 3.14!", ["Don't", "pay", "3.14", "!"]),
+        ("猫が眠い", ["猫", "が", "眠", "い"]),
+        ("a 😀 b", ["a", "😀", "b"]),
+        (" \n", []),
+        ("", []),
+    ],
+)
+def test_words_of_a_text(text: str, words: list[str]) -> None:
+    assert units(text) == words
+
+
+def test_sentences_of_a_text_have_no_white_space_around_them() -> None:
+    text = " One. Two is\nlong!  \n\nThree 。四。 "
+    assert units(text, "sentences") == ["One.", "Two is\nlong!", "Three 。", "四。"]
+    assert units(" \n ", "sentences") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "left"),
+    [
+        ("The cat sat.", "The", "cat sat."),
+        ("The cat sat.", "cat", "The sat."),
+        ("The cat sat.", "sat", "The cat ."),
+        ("A cat. It sat", ".", "A cat It sat"),
+        ("A cat (it sat)", "(", "A cat it sat)"),
+        ("The cat sat.", ".", "The cat sat"),
+        ("A.\n\nB. C.", "B.", "A.\n\nC."),
+        ("A. B.", "B.", "A."),
+        ("(b) c", "b", "() c"),
+        (" one ", "one", ""),
+        ("猫が眠い", "が", "猫眠い"),
+    ],
+)
+def test_white_space_on_one_side_of_a_unit_goes_with_it_if_it_is_on_both(
+    text: str, unit: str, left: str
+) -> None:
+    start = text.index(unit)
+    assert without(text, (start, start + len(unit))) == left
+
+
+@given(TEXTS, st.sampled_from(["words", "sentences"]))
+def test_all_characters_but_those_of_the_unit_are_left(text: str, by: str) -> None:
+    spans = unit_spans(text, by)  # type: ignore[arg-type]
+    visible = re.sub(r"\s", "", text)
+    assert "".join(re.sub(r"\s", "", text[slice(*span)]) for span in spans) == visible
+    for start, end in spans:
+        assert text[start:end] == text[start:end].strip()
+        rest = re.sub(r"\s", "", text[:start] + text[end:])
+        left = without(text, (start, end))
+        assert re.sub(r"\s", "", left) == rest
+        assert left or not rest
+        # White space between two units is left between them.
+        before, after = text[:start], text[end:]
+        if before.strip() and after.strip():
+            is_apart = before[-1].isspace() or after[0].isspace()
+            assert left[len(before.rstrip())].isspace() == is_apart
+
+
+def test_variants_are_the_empty_text_those_without_a_unit_and_the_units() -> None:
+    text = "The cat sat"
+    assert variants_of(text, unit_spans(text, "words")) == [
+        *("", "cat sat", "The sat", "The cat"),
+        *("The", "cat", "sat"),
+    ]
+
+
+def test_effects_are_differences_of_results_and_ranked_by_both() -> None:
+    results = [0.1, 0.6, 0.2, 0.9, 0.5, 0.4, 0.0]
+    text = effects_of("document", (5, 16), [(0, 3), (4, 7), (8, 11)], 0.8, results)
+    assert [(unit.start, unit.end) for unit in text.units] == [(5, 8), (9, 12), (13, 16)]
+    assert [unit.left_out for unit in text.units] == pytest.approx([0.2, 0.6, -0.1])
+    assert [unit.alone for unit in text.units] == pytest.approx([0.4, 0.3, -0.1])
+    # Norms 0.640 and 0.510: sums 0.312 + 0.784, 0.937 + 0.588, -0.156 - 0.196.
+    assert [unit.rank for unit in text.units] == [2, 1, 3]
+    assert (text.side, text.read, text.empty) == ("document", (5, 16), 0.1)
+
+
+def test_a_result_that_does_not_exist_leaves_its_numbers_open() -> None:
+    text = effects_of("document", (0, 1), [(0, 1)], 0.8, [None, None, 0.8])
+    assert [(unit.left_out, unit.alone, unit.rank) for unit in text.units] == [(None, None, 1)]
+    assert text.empty is None
+
+
+@pytest.mark.parametrize(
+    ("options", "pointer"),
+    [
+        ({"by": "tokens"}, "/explain/by"),
+        ({"by": ["words"]}, "/explain/by"),
+        ({"of": "text"}, "/explain/of"),
+        ({"top_n": 0}, "/explain/top_n"),
+        ({"top_n": True}, "/explain/top_n"),
+        ({"max_tokens": 20_001}, "/explain/max_tokens"),
+        ({"max_tokens": 1.5}, "/explain/max_tokens"),
+    ],
+)
+def test_invalid_options_are_named(options: dict[str, object], pointer: str) -> None:
+    with pytest.raises(InvalidInput) as raised:
+        Deletion(**options)  # type: ignore[arg-type]
+    assert raised.value.pointer == pointer

@@ -1,0 +1,260 @@
+"""Explanations by deletion, against results of `score` for the texts that a client would send."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Literal, cast
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
+
+import vitrine
+from models.artifact import MANIFEST, Artifact
+from service.inference.call_options import CallOptions
+from service.inference.model import scoring
+from tests.models.checkpoints import edit_json
+from tests.service.api.conftest import (  # noqa: F401 - fixtures
+    multi_encoder,
+    reranker,
+    sparse_encoder,
+)
+
+pytestmark = pytest.mark.slow
+
+KINDS = ("cosine", "dot", "euclidean", "sparse", "multi", "reranker")
+# A row's results depend on its batch by up to 3.5e-6 (onnxruntime), those of a difference by twice.
+BOUNDS = {"reranker": 1e-5, "multi": 5e-5, "dot": 5e-5, "euclidean": 1e-5, "sparse": 1e-5}
+WORDS = ["w5", "w6", "w7", "w40", "not", "cat", "猫", "3.14", "!", ".", "w9. ", "\n\n"]
+TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
+
+
+@pytest.fixture(scope="module")
+def models(
+    small_artifact: Artifact,
+    reranker: Artifact,  # noqa: F811
+    sparse_encoder: tuple[SparseEncoder, Artifact],  # noqa: F811
+    multi_encoder: tuple[MultiVectorEncoder, Artifact],  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[dict[str, vitrine.SyncModel]]:
+    """A model of each kind."""
+    folder = tmp_path_factory.mktemp("similarities")
+    paths = {
+        "cosine": small_artifact.path,
+        "sparse": sparse_encoder[1].path,
+        "multi": multi_encoder[1].path,
+        "reranker": reranker.path,
+    }
+    for name in ("dot", "euclidean"):
+        paths[name] = folder / name
+        shutil.copytree(small_artifact.path, paths[name])
+        edit_json(paths[name] / MANIFEST, similarity=name, normalize=False)
+    with ExitStack() as stack:
+        yield {
+            kind: stack.enter_context(vitrine.SyncModel(path, vitrine.ModelOptions(threads=1)))
+            for kind, path in paths.items()
+        }
+
+
+def score(model: vitrine.SyncModel, query: str, document: str, *, raw: bool = False) -> float:
+    result = model.score(query, document)
+    return float((result.raw_scores if raw else result.scores)[0])
+
+
+def left(text: str, start: int, end: int) -> str:
+    """The text without a unit, by the rule in the documentation."""
+    before, after = text[:start], text[end:]
+    opens, closes = before == "" or before[-1].isspace(), after == "" or after[0].isspace()
+    if opens and closes and after:
+        after = after.lstrip()
+    elif opens and closes:
+        before = before.rstrip()
+    return "" if (before + after).isspace() else before + after
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=6)
+@given(query=TEXT, document=TEXT, by=st.sampled_from(["words", "sentences"]))
+def test_each_number_is_the_difference_of_two_scores(
+    models: dict[str, vitrine.SyncModel],
+    kind: str,
+    query: str,
+    document: str,
+    by: Literal["words", "sentences"],
+) -> None:
+    model, bound = models[kind], BOUNDS.get(kind, 5e-6)
+    deletion = vitrine.Deletion(by=by, of="both")
+    result = model.score(query, document, explain=deletion)
+    assert result.scores == pytest.approx([score(model, query, document)], abs=bound)
+    (explanation,) = result.deletions.values()
+    assert [text.side for text in explanation.texts] == ["query", "document"]
+    # The query of the multi-vector model can be too long: variants are those of what it reads.
+    parts = [
+        text[slice(*effects.read)]
+        for text, effects in zip((query, document), explanation.texts, strict=True)
+    ]
+    assert result.truncated[0] or parts == [query, document]
+    for raw, texts in ((False, explanation.texts), (True, explanation.raw_texts)):
+        whole = score(model, *parts, raw=raw)
+        for side, effects in enumerate(texts):
+            start = effects.read[0]
+
+            def varied(variant: str, side: int = side, raw: bool = raw) -> float:
+                first, second = (variant if side == at else parts[at] for at in (0, 1))
+                return score(model, first, second, raw=raw)
+
+            assert effects.empty == pytest.approx(varied(""), abs=bound)
+            ranks = sorted(unit.rank for unit in effects.units)
+            assert ranks == [*range(1, len(effects.units) + 1)]
+            for unit in effects.units:
+                own = unit.start - start, unit.end - start
+                without = varied(left(parts[side], *own))
+                assert unit.left_out == pytest.approx(whole - without, abs=2 * bound)
+                alone = varied(parts[side][slice(*own)]) - varied("")
+                assert unit.alone == pytest.approx(alone, abs=2 * bound)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "reranker"])
+@pytest.mark.parametrize("overflow", ["truncate", "truncate_left"])
+def test_variants_of_a_truncated_text_are_of_the_part_that_is_read(
+    models: dict[str, vitrine.SyncModel], kind: str, overflow: Literal["truncate", "truncate_left"]
+) -> None:
+    model = models[kind]
+    document = " ".join(f"The w{index} cat sat. It was not {index}." for index in range(200))
+    result = model.score(
+        "w7", document, explain=vitrine.Deletion(by="sentences"), on_overflow=overflow
+    )
+    assert result.truncated == [True]
+    (explanation,) = result.deletions.values()
+    (effects,) = explanation.texts
+    start, end = effects.read
+    assert (start == 0, end == len(document)) == (
+        overflow == "truncate",
+        overflow == "truncate_left",
+    )
+    part = document[start:end]
+    assert 0 < len(part) < len(document) / 2
+    assert model.score("w7", part).tokens == result.tokens
+    assert score(model, "w7", part) == pytest.approx(result.scores[0], abs=1e-5)
+    assert all(start <= unit.start < unit.end <= end for unit in effects.units)
+    unit = effects.units[1]
+    without = left(part, unit.start - start, unit.end - start)
+    expected = score(model, "w7", part) - score(model, "w7", without)
+    assert unit.left_out == pytest.approx(expected, abs=1e-5)
+
+
+def test_rerank_explains_the_best_documents_and_score_all(
+    models: dict[str, vitrine.SyncModel],
+) -> None:
+    model, documents = models["cosine"], ["a cat", "a dog", "w7", "a cat sat", "rain"]
+    result = model.rerank("cat", documents, explain=vitrine.Deletion())
+    assert list(result.deletions) == result.ranking(3)
+    two = model.rerank("cat", documents, explain=vitrine.Deletion(top_n=2))
+    assert list(two.deletions) == result.ranking(2)
+    assert sorted(model.score("cat", documents, explain=vitrine.Deletion()).deletions) == [
+        *range(5)
+    ]
+    queries = ["cat", "dog", "w7", "sat", "rain"]
+    one = model.score(queries, documents, explain=vitrine.Deletion(top_n=1, of="query"))
+    (index,) = one.deletions
+    assert index == one.ranking(1)[0]
+    (effects,) = one.deletions[index].texts
+    assert effects.empty == pytest.approx(score(model, "", documents[index]), abs=5e-6)
+
+
+def test_texts_that_variants_share_run_once(models: dict[str, vitrine.SyncModel]) -> None:
+    model, document = models["cosine"], "cat cat cat"
+    tokens = model.score("dog", document, explain=vitrine.Deletion()).deletions[0].tokens
+    # The query, "", "cat cat" and "cat", with two special tokens each; the score is known.
+    assert tokens == 3 + 2 + 4 + 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("document", ["", " \n"])
+def test_texts_without_units_have_no_effects(
+    models: dict[str, vitrine.SyncModel], kind: str, document: str
+) -> None:
+    deletion = vitrine.Deletion(by="sentences")
+    result = models[kind].score(["w5", "w6"], [document, "It. A."], explain=deletion)
+    (effects,) = result.deletions[0].texts
+    assert list(effects.units) == []
+    assert effects.empty == pytest.approx(score(models[kind], "w5", ""), abs=5e-5)
+    assert len(result.deletions[1].texts[0].units) == 2
+    alone = models[kind].score("w5", "", explain=deletion).deletions[0]
+    assert (alone.tokens, list(alone.texts[0].units)) == (0, [])
+    assert alone.texts[0].empty == pytest.approx(effects.empty, abs=5e-5)
+
+
+def test_variants_run_with_the_priority_of_bulk_requests(
+    models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[CallOptions] = []
+
+    async def record(*arguments: object) -> vitrine.PairScores:
+        ran.append(cast(CallOptions, arguments[-1]))
+        return await scoring.score(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("service.inference.model.explanations.score", record)
+    models["reranker"].score("a", "b c", explain=vitrine.Deletion(), on_overflow="error")
+    (options,) = ran
+    assert (options.priority, options.on_overflow) == ("bulk", "truncate")
+
+
+def test_deadline_and_failures_of_variants_are_errors_of_the_call(
+    models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models["cosine"]
+
+    async def fail(*_: object) -> None:
+        raise vitrine.InferenceFailed("the engine failed on this input", index=7)
+
+    monkeypatch.setattr("service.inference.model.explanations.score", fail)
+    with pytest.raises(vitrine.InferenceFailed) as raised:
+        model.score("a", "b c", explain=vitrine.Deletion())
+    assert (raised.value.index, raised.value.pointer) == (None, "/explain")
+
+    async def time_out(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr("service.inference.model.explanations.score", time_out)
+    with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 100 s"):
+        model.score("a", "b c", explain=vitrine.Deletion(), timeout_s=100)
+
+
+def test_too_many_tokens_are_refused_before_they_run(models: dict[str, vitrine.SyncModel]) -> None:
+    model = models["cosine"]
+    few = vitrine.Deletion(max_tokens=50)
+    with pytest.raises(vitrine.InvalidInput, match="takes more than 50 tokens") as raised:
+        model.score("cat", "a cat sat on a mat and slept", explain=few)
+    assert (raised.value.code, raised.value.pointer) == ("too_many_tokens", "/explain")
+    assert model.score("cat", "a cat", explain=few).deletions
+
+
+def test_explanations_need_a_deletion_or_a_bool_and_no_chunks(
+    models: dict[str, vitrine.SyncModel],
+) -> None:
+    model = models["cosine"]
+    with pytest.raises(vitrine.InvalidInput, match="a bool or a Deletion"):
+        model.score("a", "b", explain="words")  # type: ignore[arg-type]
+    with pytest.raises(vitrine.InvalidInput, match="does not apply to chunks"):
+        model.score("a", "b", explain=vitrine.Deletion(), chunking=vitrine.Chunking())
+
+
+def test_scores_of_equal_texts_keep_their_order_and_errors_their_index(
+    models: dict[str, vitrine.SyncModel],
+) -> None:
+    model = models["cosine"]
+    documents = ["a cat", "rain", "a cat", "w7 w8", "rain"]
+    expected = [score(model, "cat", document) for document in documents]
+    assert model.score("cat", documents).scores == pytest.approx(expected, abs=5e-6)
+    queries = ["cat", "cat", "dog", "cat", "dog"]
+    pairs = zip(queries, documents, strict=True)
+    expected = [score(model, *pair) for pair in pairs]
+    assert model.score(queries, documents).scores == pytest.approx(expected, abs=5e-6)
+    with pytest.raises(vitrine.InvalidInput) as raised:
+        model.score(["a", "a", "b"], ["x", "x", "\ud800"])
+    assert raised.value.pointer == "/documents/2"
+    with pytest.raises(vitrine.InvalidInput) as raised:
+        model.score(["a", "a", "\ud800"], ["x", "x", "y"])
+    assert raised.value.pointer == "/queries/2"
