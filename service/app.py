@@ -162,7 +162,12 @@ def create_app(
         *debug.BODIES,
     )
     app.openapi = lambda: openapi(  # type: ignore[method-assign]
-        app, bodies, settings.limits, needs_keys=not state.keys.is_open
+        app,
+        bodies,
+        settings.limits,
+        needs_keys=not state.keys.is_open,
+        # Documented with the prefix /tei; GET / and POST / are two routes.
+        replaced=tei.ROOT_PATHS - {"/"} if settings.server.tei_at_root else (),
     )
     routers = [
         raw_router,

@@ -11,16 +11,20 @@ from service.app import create_app
 from service.settings import Settings
 
 
-def check_documented(response: httpx2.Response) -> None:
-    """Check a response against the document; the routes of other services are not in it.
+def check_documented(response: httpx2.Response, *, tei_at_root: bool = False) -> None:
+    """Check a response against the document of a service.
 
     Objects must have the fields that are required, and none that the document does not name.
+
+    Args:
+        response: The response; nothing is checked of errors and of routes without documentation.
+        tei_at_root: The setting of this name.
     """
-    name = _operation(response.request.method.lower(), response.request.url.path)
+    name = _operation(response.request.method.lower(), response.request.url.path, tei_at_root)
     if name is None or not response.is_success:
         return
     method, path = name
-    responses = _document()["paths"][path][method]["responses"]
+    responses = _document(tei_at_root)["paths"][path][method]["responses"]
     described = responses.get(str(response.status_code))
     assert described is not None, f"{method} {path}: {response.status_code} is not documented"
     media_type = response.headers.get("content-type", "").partition(";")[0]
@@ -29,12 +33,15 @@ def check_documented(response: httpx2.Response) -> None:
         return
     assert media_type in described["content"], f"{method} {path}: {media_type} is not documented"
     if media_type == "application/json":
-        _validator(method, path, str(response.status_code)).validate(response.json())
+        status = str(response.status_code)
+        _validator(method, path, status, tei_at_root).validate(response.json())
 
 
 @cache
-def _document() -> dict[str, Any]:
-    settings = Settings(model={"path": "/none"}, debug={"enabled": True})
+def _document(tei_at_root: bool) -> dict[str, Any]:
+    settings = Settings(
+        model={"path": "/none"}, debug={"enabled": True}, server={"tei_at_root": tei_at_root}
+    )
     document = create_app(settings).openapi()
     _close(document["components"])
     return document
@@ -54,9 +61,9 @@ def _close(schema: Any) -> None:  # noqa: ANN401 - any JSON value
 
 
 @cache
-def _operation(method: str, path: str) -> tuple[str, str] | None:
+def _operation(method: str, path: str, tei_at_root: bool) -> tuple[str, str] | None:
     """The method and the documented path of a request; None: no operation has them."""
-    paths = _document()["paths"]
+    paths = _document(tei_at_root)["paths"]
     for template in sorted(paths, key=lambda each: ("{" in each, -len(each))):
         pattern = re.sub(r"\\{\w+\\}", ".+", re.escape(template))
         if method in paths[template] and re.fullmatch(pattern, path):
@@ -65,7 +72,8 @@ def _operation(method: str, path: str) -> tuple[str, str] | None:
 
 
 @cache
-def _validator(method: str, path: str, status: str) -> Any:  # noqa: ANN401 - any validator
-    content = _document()["paths"][path][method]["responses"][status]["content"]
+def _validator(method: str, path: str, status: str, tei_at_root: bool) -> Any:  # noqa: ANN401
+    document = _document(tei_at_root)
+    content = document["paths"][path][method]["responses"][status]["content"]
     schema = content["application/json"]["schema"]
-    return jsonschema_rs.validator_for({**schema, "components": _document()["components"]})
+    return jsonschema_rs.validator_for({**schema, "components": document["components"]})

@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import cast
 
 import httpx2
@@ -29,7 +30,9 @@ def serving(app: FastAPI) -> Iterator[TestClient]:
     # Tests of a 500 need the response that a client gets, not the exception behind it.
     with TestClient(app, raise_server_exceptions=False) as client:
         eventually(lambda: client.get("/readyz").status_code == 200)
-        client.event_hooks["response"] = [check_documented]
+        server = state_of(client).settings.server
+        check = partial(check_documented, tei_at_root=server.tei_at_root)
+        client.event_hooks["response"] = [check]
         yield client
 
 

@@ -1,6 +1,6 @@
 """FastAPI's OpenAPI document, plus headers, limits and the bodies that handlers parse."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -76,7 +76,12 @@ def request_body(*models: type[BaseModel]) -> dict[str, Any]:
 
 
 def openapi(
-    app: FastAPI, bodies: Sequence[type[BaseModel]], limits: LimitSettings, *, needs_keys: bool
+    app: FastAPI,
+    bodies: Sequence[type[BaseModel]],
+    limits: LimitSettings,
+    *,
+    needs_keys: bool,
+    replaced: Collection[str] = (),
 ) -> dict[str, Any]:
     """Return the OpenAPI document of an application.
 
@@ -86,11 +91,14 @@ def openapi(
             error responses.
         limits: Limits on the inputs of a request.
         needs_keys: Whether requests need API keys.
+        replaced: Paths whose routes are replaced by others, which are not in the document.
     """
     if app.openapi_schema is None:
         document = get_openapi(
             title=app.title, version=app.version, summary=app.summary, routes=app.routes
         )
+        for path in replaced:
+            document["paths"].pop(path, None)
         schemas = document["components"]["schemas"]
         models: list[type[BaseModel]] = [*bodies, Problem]
         for model in models:

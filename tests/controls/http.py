@@ -109,8 +109,8 @@ GUARDS = (
     ),
     Guard(
         "models/panics.py",
-        'raise LibraryPanic(f"{subject} panicked: {error}") from error',
-        "raise",
+        'raise LibraryPanic(f"{self._subject} panicked: {error}") from error',
+        "pass",
         f"{_T}test_app.py::test_tokenizer_panic_returns_500_and_the_next_request_works",
     ),
     Guard(
@@ -336,7 +336,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/batcher.py",
-        "        if not self.queued_tokens or self._finish_s(",
+        "        if not queued_tokens or self._finish_s(",
         "        if self._finish_s(",
         f"{_I}batching/test_batcher.py::test_empty_queue_accepts_a_request_whatever_its_deadline",
     ),

@@ -51,8 +51,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/similarity.py",
-        "    if count not in (1, len(pairs)):  # chunks of documents\n",
-        "    if False:\n",
+        "queries = vectors[:1] if count == 1 else vectors[query_rows]",
+        "queries = vectors[:count]",
         f"{_T}test_chunks.py::test_document_has_the_cosine_of_its_best_chunk",
     ),
     # Similarities.
@@ -260,8 +260,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/tokenizing/tokenizer.py",
-        "limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]",
-        "pass",
+        "return limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]",
+        "return limits",
         f"{_T}test_reranker_prompts.py::test_limit_of_a_query_does_not_count_the_prompt",
     ),
     Guard(

@@ -249,8 +249,7 @@ class TextTokenizer:
             # One copy of a query that many documents share.
             prompted = {first: prompt + first for first in {first for first, _ in pairs}}
             pairs = [(prompted[first], second) for first, second in pairs]
-            if limits[0] is not None:
-                limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]
+        limits = self._with_prompt(limits, prompt)
         encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
         for index, tokens in enumerate(encoded):
             if not tokens.ids:
@@ -297,15 +296,19 @@ class TextTokenizer:
             VitrineError: Any error of `rows_of_pairs`, under the same conditions.
         """
         prompt, drops_left = self.prompt(prompt_name).text, self._drops_left(on_overflow)
-        if prompt and limits[0] is not None:
-            limits = limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]
-        prompted = (prompt + pair[0], pair[1])
+        prompted, limits = (prompt + pair[0], pair[1]), self._with_prompt(limits, prompt)
         (encoded,) = self._pairs.encode([prompted], limits, drops_left=drops_left)
         first, second = (
             self._kept_span(text, kept, start, drops_left=drops_left)
             for text, kept, start in zip(prompted, encoded.kept, (len(prompt), 0), strict=True)
         )
         return first, second
+
+    def _with_prompt(self, limits: PairLimits, prompt: str) -> PairLimits:
+        """Return the limits of a pair whose first text has a prompt, which does not count."""
+        if not prompt or limits[0] is None:
+            return limits
+        return limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]
 
     def _kept_span(self, text: str, kept: int, start: int, *, drops_left: bool) -> Span:
         """Return the span of the tokens that are kept of a text, counted from a character."""

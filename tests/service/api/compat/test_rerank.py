@@ -221,3 +221,6 @@ def test_with_tei_at_root_rerank_is_that_of_tei(root_client: TestClient) -> None
     assert ask(root_client, "/", **body) == expected
     error = root_client.post("/rerank", json={"query": QUERY, "texts": []}).json()
     assert error["error_type"] == "Empty"
+    # The document has TEI's routes with the prefix alone, and none that they replace.
+    paths = root_client.get("/openapi.json").json()["paths"].keys()
+    assert {"/rerank", "/tei/rerank", "/score"} & paths == {"/tei/rerank", "/score"}
