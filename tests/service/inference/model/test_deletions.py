@@ -164,10 +164,13 @@ def test_rerank_explains_the_best_documents_and_score_all(
 
 
 def test_texts_that_variants_share_run_once(models: dict[str, vitrine.SyncModel]) -> None:
-    model, document = models["cosine"], "cat cat cat"
-    tokens = model.score("dog", document, explain=vitrine.Deletion()).deletions[0].tokens
+    model = models["cosine"]
     # The query, "", "cat cat" and "cat", with two special tokens each; the score is known.
-    assert tokens == 3 + 2 + 4 + 3
+    deletions = model.score("dog", "cat cat cat", explain=vitrine.Deletion()).deletions
+    assert deletions[0].tokens == 3 + 2 + 4 + 3
+    # "", "cat", "dog", and the document once for all of them.
+    deletions = model.score("dog cat", "rain", explain=vitrine.Deletion(of="query")).deletions
+    assert deletions[0].tokens == 2 + 3 + 3 + 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
