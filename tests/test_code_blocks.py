@@ -270,11 +270,13 @@ def test_parts_of_similarities_in_the_text_are_real(url: str) -> None:
     (document,) = re.findall(r'"documents": \["(.*?)"\]', text)
     units = scored["explanations"][0]["texts"][0]["units"]
     left_out = {document[unit["start"] : unit["end"]]: unit["left_out"] for unit in units}
-    shown = re.findall(r"`(\w+)` (?:it is )?(0\.\d+)(?: (lower|higher))?[,:]", text)
+    (paragraph,) = re.findall(r"has the cosine, .*?\n\n", text, re.DOTALL)
+    shown = re.findall(r"`(\w+)`\s(?:it\sis\s)?(0\.\d+)(?:\s(lower|higher))?", paragraph)
     for word, number, direction in shown:
         sign = -1 if direction == "higher" else 1
         assert number == f"{sign * left_out[word]:.2f}"
     assert [word for word, *_ in shown] == ["cat", "sat", "mat"]
+    assert f"the cosine, {scored['scores'][0]:.2f}." in paragraph
     attribution = answer(text, "/debug/attribute")
     best = sorted(attribution["words"], key=lambda word: -float(word["score"]))[:2]
     (words,) = re.findall(r"\((`\w+` 0\.\d+, `\w+` 0\.\d+ of 0\.\d+)\)", text)

@@ -328,7 +328,11 @@ def test_reranker_refers_to_gradients(rerank_client: TestClient) -> None:
 
 
 def test_explanations_of_too_many_tokens_are_refused(client: TestClient) -> None:
-    body = {"queries": "a", "documents": ["cat " * 300] * 80, "explain": True}
+    body = {
+        "queries": "a",
+        "documents": [f"{i} " + "cat " * 300 for i in range(80)],
+        "explain": True,
+    }
     problem = client.post("/score", json=body).json()
     assert (problem["code"], problem["pointer"]) == ("too_many_tokens", "/documents")
     assert client.post("/score", json={**body, "explain": False}).status_code == 200

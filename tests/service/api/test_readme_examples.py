@@ -17,6 +17,7 @@ PAGES = "".join((ROOT / page).read_text() for page in READMES)
 
 # Fixture of the client, by section and route. Models are small and have random weights.
 CLIENTS = {
+    ("Explanations", "/rerank"): "client",
     ("Rerankers and classifiers", "/rerank"): "rerank_client",
     ("Rerankers and classifiers", "/classify"): "classify_client",
     ("Token classification", "/tag"): "tag_client",
