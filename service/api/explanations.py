@@ -36,7 +36,7 @@ class DeletionOptions(BaseModel):
         MAX_TOKENS,
         ge=1,
         le=MAX_TOKENS,
-        description="Maximum number of tokens of all texts without a unit",
+        description="Maximum number of tokens of all texts that are scored for the explanations",
     )
 
 
@@ -82,6 +82,7 @@ class TermInfo(BaseModel):
 class TermsInfo(BaseModel):
     """The largest terms of a score, whose sum with `other` is the score."""
 
+    method: Literal["terms"]
     terms: list[TermInfo] = Field(
         description="Terms with the largest absolute values, the largest first"
     )
@@ -106,12 +107,13 @@ class UnitInfo(BaseModel):
 class TextInfo(BaseModel):
     """What the units of a text do to the score."""
 
-    text: Side
+    side: Side = Field(description="The text")
     start: int = Field(description="Index of the first character that the model reads")
     end: int = Field(
         description="Index after the last character that the model reads; texts without a unit are "
         "made of this part of the text alone"
     )
+    whole: float = Field(description="The score with this part of the text")
     empty: float | None = Field(description="The score with the empty text; null: it has no tokens")
     units: list[UnitInfo] = Field(description="The units, in the order of the text")
 
@@ -121,7 +123,6 @@ class DeletionInfo(BaseModel):
 
     method: Literal["deletion"]
     by: UnitKind
-    tokens: int = Field(description="Number of tokens that ran for the explanations of the request")
     texts: list[TextInfo]
 
 
@@ -155,6 +156,7 @@ def _terms_fields(model: Model, explanation: Explanation) -> dict[str, object]:
         return {"id": token.id, "token": spelling, "start": start, "end": end}
 
     return {
+        "method": "terms",
         "terms": [
             {"value": term.value, "query": token(term.query), "document": token(term.document)}
             for term in explanation.terms
@@ -167,12 +169,12 @@ def _deletion_fields(deletions: Deletions, *, raw: bool) -> dict[str, object]:
     return {
         "method": "deletion",
         "by": deletions.by,
-        "tokens": deletions.tokens,
         "texts": [
             {
-                "text": text.side,
+                "side": text.side,
                 "start": text.read[0],
                 "end": text.read[1],
+                "whole": text.whole,
                 "empty": text.empty,
                 "units": [
                     {

@@ -105,6 +105,7 @@ def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
             "tokens": result.tokens,
             "truncated": result.truncated,
             **({"explanations": explanations} if body.explain else {}),
+            **_explanation_tokens(result),
             **({"best_chunks": list(map(chunk_fields, chunks))} if chunks else {}),
         }
     )
@@ -130,5 +131,10 @@ def _ranking_json(model: Model, result: PairScores, body: RerankRequest) -> byte
             "results": results,
             "tokens": result.tokens,
             "truncated": result.truncated,
+            **_explanation_tokens(result),
         }
     )
+
+
+def _explanation_tokens(result: PairScores) -> dict[str, int]:
+    return {"explanation_tokens": result.explanation_tokens} if result.deletions else {}

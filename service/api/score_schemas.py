@@ -102,6 +102,11 @@ class ScoreResponse(BaseModel):
         None,
         description="Explanation of each score, if requested; null for those beyond `top_n`",
     )
+    explanation_tokens: int | None = Field(
+        None,
+        description="Number of tokens of all texts that were scored for the explanations, by "
+        "deletion",
+    )
     best_chunks: list[ChunkInfo] | None = Field(
         None, description="Chunk of each document with the highest score, with `chunking`"
     )
@@ -160,6 +165,11 @@ class RerankResponse(BaseModel):
     )
     truncated: list[bool] = Field(
         description="Whether each pair of query and document was truncated, in the request's order"
+    )
+    explanation_tokens: int | None = Field(
+        None,
+        description="Number of tokens of all texts that were scored for the explanations, by "
+        "deletion",
     )
 
 

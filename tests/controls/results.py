@@ -423,10 +423,24 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "            if tokens > deletion.max_tokens:\n",
-        "            if False:\n",
+        "        self._check(tokens <= self.deletion.max_tokens)\n",
+        "",
         "tests/service/inference/model/test_deletions.py::"
         "test_too_many_tokens_are_refused_before_they_run",
+    ),
+    Guard(
+        "service/inference/model/explanations.py",
+        "                chars += (len(units) + 1) * len(whole[at])\n",
+        "",
+        "tests/service/inference/model/test_deletions.py::"
+        "test_many_long_words_of_few_tokens_are_refused_before_variants_are_made",
+    ),
+    Guard(
+        "service/inference/model/explanations.py",
+        '"truncate" if options.on_overflow == "error" else options.on_overflow',
+        '"truncate"',
+        "tests/service/inference/model/test_deletions.py::"
+        "test_variants_of_a_truncated_text_are_of_the_part_that_is_read",
     ),
     Guard(
         "service/inference/model/explanations.py",

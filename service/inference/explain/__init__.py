@@ -1,1 +1,1 @@
-"""The terms of the sum that a similarity is."""
+"""Why a score is what it is: its exact terms, and what it is without a part of a text."""

@@ -33,7 +33,7 @@ from service.inference.tokenizing.words import word_spans
 UnitKind = Literal["words", "sentences"]
 Side = Literal["query", "document"]
 
-# Default and largest number of tokens that all variants of a call may have.
+# Default and largest `Deletion.max_tokens`.
 MAX_TOKENS = 20_000
 # Number of best documents that `Model.rerank` explains by default.
 TOP_N = 3
@@ -48,7 +48,8 @@ class Deletion:
         of: Texts whose units are left out: "document", "query" or "both".
         top_n: Number of best documents whose scores are explained; None: all in `Model.score`, and
             `TOP_N` in `Model.rerank`.
-        max_tokens: Maximum number of tokens of all variants of a call.
+        max_tokens: Maximum number of tokens of all texts that are scored for the explanations of a
+            call.
 
     Raises:
         InvalidInput: An attribute is invalid; `pointer` names it.
@@ -86,7 +87,8 @@ class UnitEffect:
         left_out: Result of the text less that without the unit; None: without it the text has no
             tokens, and no result.
         alone: Result of the unit alone less that of the empty text; None: one of them has none.
-        rank: Place of the unit among those of the text, from 1; see the module docstring.
+        rank: Place of the unit among those of the text, from 1; see the module docstring. A number
+            that is None counts as 0.
     """
 
     start: int
@@ -103,12 +105,14 @@ class TextEffects:
     Attributes:
         side: The text.
         read: Span of the text that the model reads, of which the units and all variants are parts.
-        empty: Result of the empty text in place of the text; None: it has no tokens and no result.
+        whole: Result of that part.
+        empty: Result of the empty text in its place; None: it has no tokens and no result.
         units: The units, in the order of the text.
     """
 
     side: Side
     read: Span
+    whole: float
     empty: float | None
     units: Sequence[UnitEffect]
 
@@ -121,13 +125,11 @@ class Deletions:
         by: Kind of the units.
         texts: Effects on the score, of each text whose units were left out.
         raw_texts: The same of a reranker's logit; for other models the same as `texts`.
-        tokens: Number of tokens that ran for the explanations of the call.
     """
 
     by: UnitKind
     texts: Sequence[TextEffects]
     raw_texts: Sequence[TextEffects]
-    tokens: int
 
 
 def unit_spans(text: str, by: UnitKind) -> list[Span]:
@@ -172,7 +174,7 @@ def effects_of(
         UnitEffect(read[0] + start, read[0] + end, change, own, rank)
         for (start, end), change, own, rank in zip(units, left_out, alone, ranks, strict=True)
     ]
-    return TextEffects(side, read, empty, effects)
+    return TextEffects(side, read, whole, empty, effects)
 
 
 def _difference(value: float | None, other: float | None) -> float | None:

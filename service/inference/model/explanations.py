@@ -1,6 +1,7 @@
 """Explanations of scores by deletion: the model scores the variants of the texts."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -24,6 +25,11 @@ from service.inference.tokenizing.rows import Span
 Pair = tuple[str, str]
 
 _SIDES: Sequence[Side] = ("query", "document")
+# Maximum number of characters of all variants, per token of the limit: a word of thousands of
+# characters can be one token.
+_CHARS_PER_TOKEN = 16
+# More than the number of inputs that are tokenised in the event loop.
+_IN_THREAD = 1000
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,6 @@ class _Plan:
     """Variants of one text of a pair.
 
     Attributes:
-        index: Index of the pair.
         side: The text.
         read: Span of the text that the model reads.
         units: Units of that part, relative to its start.
@@ -39,7 +44,6 @@ class _Plan:
         variants: The pair with each variant of the text; see `variants_of`.
     """
 
-    index: int
     side: Side
     read: Span
     units: Sequence[Span]
@@ -73,54 +77,55 @@ async def with_deletions(
         InvalidInput: The variants have more tokens than `deletion.max_tokens`.
         VitrineError: Any error of `score`, under the same conditions.
     """
-    texts = [text for index in indices for text in pairs[index]]
+    # Variants are shorter than the text. "error" would refuse those of a text that just fits, if
+    # the rest of a word has more tokens.
+    overflow = "truncate" if options.on_overflow == "error" else options.on_overflow
+    own = replace(options, priority="bulk", on_overflow=overflow)
+    planner = _Planner(model, deletion, limits, own)
+    inputs = list({text for index in indices for text in pairs[index]})
     try:
-        plans, variants = await model.run_tokenizer(
-            lambda: _plans(model, pairs, result, indices, deletion, limits, options),
-            texts,
-            len(texts),
-            options.deadline,
+        plans, variants, tokens = await model.run_tokenizer(
+            lambda: planner.plan(pairs, result, indices), inputs, _IN_THREAD, own.deadline
         )
-        scored = await _scores_of(model, variants, limits, options) if variants else None
+        scored = await _scores_of(model, variants, limits, own) if variants else None
     except TimeoutError:
-        assert options.deadline is not None  # noqa: S101 - nothing else times out
-        raise options.deadline.exceeded() from None
+        assert own.deadline is not None  # noqa: S101 - nothing else times out
+        raise own.deadline.exceeded() from None
     except VitrineError as error:
-        if error.index is not None:  # that of a variant
+        if error.index is not None or error.pointer == "/inputs":  # those of a variant
             error.index, error.pointer = None, "/explain"
         raise
-    known = [pairs[index] for index in indices]
-    results = dict(zip(known, result.scores[indices].tolist(), strict=True))
-    raw_results = dict(zip(known, result.raw_scores[indices].tolist(), strict=True))
-    tokens, seconds = 0, result.seconds
-    if scored is not None:
-        results |= zip(variants, scored.scores.tolist(), strict=True)
-        raw_results |= zip(variants, scored.raw_scores.tolist(), strict=True)
-        tokens, seconds = scored.ran_tokens, seconds + scored.seconds
-    deletions = {
-        index: Deletions(
-            deletion.by,
-            _effects(plans, index, results),
-            _effects(plans, index, raw_results),
-            tokens,
-        )
-        for index in indices
-    }
-    return replace(result, deletions=deletions, seconds=seconds)
+
+    def deletions() -> dict[int, Deletions]:
+        known = {pairs[index]: index for index in indices}
+        results = {pair: float(result.scores[index]) for pair, index in known.items()}
+        raw = {pair: float(result.raw_scores[index]) for pair, index in known.items()}
+        if scored is not None:
+            results |= zip(variants, scored.scores.tolist(), strict=True)
+            raw |= zip(variants, scored.raw_scores.tolist(), strict=True)
+        return {
+            index: Deletions(deletion.by, _effects(texts, results), _effects(texts, raw))
+            for index, texts in plans.items()
+        }
+
+    seconds = result.seconds if scored is None else result.seconds + scored.seconds
+    return replace(
+        result,
+        deletions=await asyncio.to_thread(deletions),
+        explanation_tokens=tokens,
+        seconds=seconds,
+    )
 
 
 async def _scores_of(
     model: LoadedModel, variants: Sequence[Pair], limits: PairLimits, options: CallOptions
 ) -> PairScores:
     queries, documents = (list(side) for side in zip(*variants, strict=True))
-    own = replace(options, priority="bulk", on_overflow="truncate")
     one_query = queries[:1] if len(set(queries)) == 1 else queries
-    return await score(model, one_query, documents, limits, 0, None, own)
+    return await score(model, one_query, documents, limits, 0, None, options)
 
 
-def _effects(
-    plans: Sequence[_Plan], index: int, results: Mapping[Pair, float]
-) -> list[TextEffects]:
+def _effects(plans: Sequence[_Plan], results: Mapping[Pair, float]) -> list[TextEffects]:
     return [
         effects_of(
             plan.side,
@@ -130,66 +135,119 @@ def _effects(
             [results.get(pair) for pair in plan.variants],
         )
         for plan in plans
-        if plan.index == index
     ]
 
 
-def _plans(
-    model: LoadedModel,
-    pairs: Sequence[Pair],
-    result: PairScores,
-    indices: Sequence[int],
-    deletion: Deletion,
-    limits: PairLimits,
-    options: CallOptions,
-) -> tuple[list[_Plan], list[Pair]]:
-    """Return the variants of each pair, and all that have a score not known yet, each once."""
-    plans: list[_Plan] = []
-    tokens = 0
-    for index in indices:
-        read = _read(model, pairs[index], limits, options) if result.truncated[index] else None
-        query, document = pairs[index]
-        spans = read or ((0, len(query)), (0, len(document)))
-        whole = (query[slice(*spans[0])], document[slice(*spans[1])])
-        for side in deletion.sides:
-            at = _SIDES.index(side)
-            units = unit_spans(whole[at], deletion.by)
-            tokens += len(units) * result.tokens[index]
-            if tokens > deletion.max_tokens:
-                raise InvalidInput(
-                    f"leaving out each of the {deletion.by} takes more than {deletion.max_tokens} "
-                    "tokens; explain fewer or shorter texts, or by sentences",
-                    code="too_many_tokens",
-                    pointer="/explain",
-                )
-            variants = [
-                (text, whole[1]) if side == "query" else (whole[0], text)
-                for text in variants_of(whole[at], units)
-            ]
-            plans.append(_Plan(index, side, spans[at], units, whole, variants))
-    every = dict.fromkeys(pair for plan in plans for pair in (plan.whole, *plan.variants))
-    known = {pairs[index] for index in indices}
-    return plans, _with_result(model, (pair for pair in every if pair not in known))
+@dataclass(frozen=True)
+class _Planner:
+    """Chooses the variants of pairs; arguments as of `with_deletions`."""
+
+    model: LoadedModel
+    deletion: Deletion
+    limits: PairLimits
+    options: CallOptions
+
+    def plan(
+        self, pairs: Sequence[Pair], result: PairScores, indices: Sequence[int]
+    ) -> tuple[dict[int, list[_Plan]], list[Pair], int]:
+        """Return the variants of each pair, by its index, and all that are to be scored, each once.
+
+        The third value is the number of tokens of the latter.
+        """
+        plans: dict[int, list[_Plan]] = {}
+        # Refused before they take memory.
+        chars, most = 0, self.deletion.max_tokens * _CHARS_PER_TOKEN
+        for index in indices:
+            if self.options.deadline is not None and not self.options.deadline.remaining_s:
+                raise TimeoutError
+            query, document = pair = pairs[index]
+            spans = (0, len(query)), (0, len(document))
+            if result.truncated[index]:
+                chars += len(query) + len(document)
+                self._check(chars <= most)
+                spans = self._read(pair)
+            whole = (query[slice(*spans[0])], document[slice(*spans[1])])
+            plans[index] = []
+            for side in self.deletion.sides:
+                at = _SIDES.index(side)
+                units = unit_spans(whole[at], self.deletion.by)
+                chars += (len(units) + 1) * len(whole[at])
+                self._check(chars <= most)
+                variants = [
+                    (text, whole[1]) if side == "query" else (whole[0], text)
+                    for text in variants_of(whole[at], units)
+                ]
+                plans[index].append(_Plan(side, spans[at], units, whole, variants))
+        known = {pairs[index] for index in indices}
+        own = (plan for each in plans.values() for plan in each)
+        every = dict.fromkeys(pair for plan in own for pair in (plan.whole, *plan.variants))
+        scorable = self._with_result(pair for pair in every if pair not in known)
+        tokens = self._tokens(scorable)
+        self._check(tokens <= self.deletion.max_tokens)
+        return plans, scorable, tokens
+
+    def _check(self, fits: bool) -> None:
+        if not fits:
+            raise InvalidInput(
+                f"leaving out each of the {self.deletion.by} takes more than "
+                f"{self.deletion.max_tokens} tokens; explain fewer or shorter texts, or by "
+                "sentences",
+                code="too_many_tokens",
+                pointer="/explain",
+            )
+
+    @property
+    def _reads_pairs(self) -> bool:
+        return "logits" in self.model.artifact.manifest.outputs
+
+    def _read(self, pair: Pair) -> tuple[Span, Span]:
+        """Return the spans of a pair's texts that the model reads."""
+        tokenizer, options = self.model.tokenizer, self.options
+        if self._reads_pairs:
+            overflow = options.on_overflow
+            return tokenizer.read_spans(pair, options.prompt_name, overflow, self.limits)
+        query, document = (
+            tokenizer.read_span(text, side, options.on_overflow)
+            for text, side in zip(pair, _SIDES, strict=True)
+        )
+        return query, document
+
+    def _tokens(self, pairs: Sequence[Pair]) -> int:
+        """Return the number of tokens of the rows of pairs, or of their texts, each once."""
+        tokenizer, options = self.model.tokenizer, self.options
+        if self._reads_pairs:
+            prompted = options.prompt_name, options.on_overflow
+            rows = tokenizer.rows_of_pairs(pairs, *prompted, self.limits)
+            return sum(len(row.ids) for row in rows)
+        return sum(
+            len(row.ids)
+            for side, texts in zip(_SIDES, zip(*pairs, strict=True), strict=False)
+            for row in tokenizer.rows_of_texts([*{*texts}], side, options.on_overflow)
+        )
+
+    def _with_result(self, pairs: Iterable[Pair]) -> list[Pair]:
+        """Return the pairs of which the model has a score: texts can have no tokens, and none."""
+        tokenizer, prompt = self.model.tokenizer, self.options.prompt_name
+        if self._reads_pairs:
+            is_empty = not _has_tokens(
+                lambda: tokenizer.rows_of_pairs([("", "")], prompt, "truncate")
+            )
+            return [pair for pair in pairs if not (is_empty and pair == ("", ""))]
+
+        @cache
+        def has_row(text: str, side: Side) -> bool:
+            return _has_tokens(lambda: tokenizer.rows_of_texts([text], side, "truncate"))
+
+        if all(has_row("", side) for side in _SIDES):  # nearly always
+            return list(pairs)
+        return [pair for pair in pairs if all(map(has_row, pair, _SIDES))]
 
 
-def _with_result(model: LoadedModel, pairs: Iterable[Pair]) -> list[Pair]:
-    """Return the pairs of which the model has a score: a text can have no tokens, and no vector."""
-    if "logits" in model.artifact.manifest.outputs:
-        return list(pairs)
-    has_row = cache(model.tokenizer.has_row)
-    if all(has_row("", side) for side in _SIDES):  # nearly always
-        return list(pairs)
-    return [pair for pair in pairs if all(map(has_row, pair, _SIDES))]
-
-
-def _read(
-    model: LoadedModel, pair: Pair, limits: PairLimits, options: CallOptions
-) -> tuple[Span, Span]:
-    """Return the spans of a pair's texts that the model reads."""
-    tokenizer, overflow = model.tokenizer, options.on_overflow
-    if "logits" in model.artifact.manifest.outputs:
-        return tokenizer.read_spans(pair, options.prompt_name, overflow, limits)
-    query, document = (
-        tokenizer.read_span(text, side, overflow) for text, side in zip(pair, _SIDES, strict=True)
-    )
-    return query, document
+def _has_tokens(tokenize: Callable[[], object]) -> bool:
+    try:
+        tokenize()
+    except InvalidInput as error:
+        if error.code != "no_tokens":
+            raise
+        return False
+    return True

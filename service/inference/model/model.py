@@ -470,7 +470,7 @@ class Model(LoadedModel):
             result = await scoring.rerank(self, query, documents, limits, explained, chunking, call)
         if not isinstance(explain, Deletion):
             return result
-        best = result.ranking(explain.top_n or TOP_N)
+        best = result.ranking(min(explain.top_n or TOP_N, top_n or len(documents)))
         pairs = [(query, document) for document in documents]
         return await with_deletions(self, pairs, result, best, explain, limits, call)
 

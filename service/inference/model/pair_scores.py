@@ -30,8 +30,8 @@ class PairScores:
         deletions: Explanation of the score by deletion, by index; empty if not requested.
         best_chunks: Chunk of each document with the highest score, which is the score of the pair;
             empty without chunking.
-        ran_tokens: Number of tokens that ran, those of a text that several pairs have once; 0 with
-            chunking.
+        explanation_tokens: Number of tokens of all texts that were scored for `deletions`, those of
+            equal texts once.
     """
 
     scores: Scores
@@ -43,7 +43,7 @@ class PairScores:
     explanations: Mapping[int, Explanation] = field(default_factory=dict)
     deletions: Mapping[int, Deletions] = field(default_factory=dict)
     best_chunks: Sequence[Chunk] = ()
-    ran_tokens: int = 0
+    explanation_tokens: int = 0
 
     @property
     def size(self) -> int:

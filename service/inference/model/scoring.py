@@ -25,6 +25,8 @@ from service.request_trace import TRACE
 
 Item = TypeVar("Item")
 
+# Maximum number of pairs of vectors that are compared in the event loop, in about 1 ms.
+_INLINE_PAIRS = 1000
 # Names of the arguments with the limits of a query and of a document.
 LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 
@@ -164,7 +166,6 @@ async def _score_pairs(
         [len(row.ids) for row in result.rows],
         [row.truncated for row in result.rows],
         result.seconds,
-        ran_tokens=sum(len(row.ids) for row in result.rows),
     )
 
 
@@ -194,7 +195,8 @@ async def _score_vectors(
     texts, count = [*own_queries, *own_documents], len(own_queries)
     try:
         rows, results, seconds = await model.run(
-            *(texts, len(texts), tokenize, outputs, options), max_tokens=token_limit(model, output)
+            *(texts, len(queries) + len(documents), tokenize, outputs, options),
+            max_tokens=token_limit(model, output),
         )
     except VitrineError as error:
         if error.index is not None:
@@ -208,7 +210,7 @@ async def _score_vectors(
     compared = time.perf_counter()
     encoded = EncodedTexts(rows, results, count)
     work = partial(compare, similarity, model, encoded, pairs, explained, options.deadline)
-    is_long = explained > 0 or output == "multi"
+    is_long = explained > 0 or output == "multi" or len(pairs) > _INLINE_PAIRS
     scores, explanations = await asyncio.to_thread(work) if is_long else work()
     if explained:
         explained_at = time.perf_counter()
@@ -224,7 +226,6 @@ async def _score_vectors(
         [query.truncated or document.truncated for query, document in sides],
         seconds,
         explanations,
-        ran_tokens=sum(len(row.ids) for row in rows),
     )
 
 

@@ -258,20 +258,6 @@ class TextTokenizer:
         self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow, limit)
         return [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
 
-    def has_row(self, text: str, prompt_name: str | None) -> bool:
-        """Return whether a text has a row: one without tokens of its own may have none.
-
-        Raises:
-            VitrineError: Any other error of `rows_of_texts`, under the same conditions.
-        """
-        try:
-            self.rows_of_texts([text], prompt_name, "truncate")
-        except InvalidInput as error:
-            if error.code != "no_tokens":
-                raise
-            return False
-        return True
-
     def read_span(self, text: str, prompt_name: str | None, on_overflow: OnOverflow) -> Span:
         """Return the span of a text that is left after truncation, in characters.
 

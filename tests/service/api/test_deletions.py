@@ -42,8 +42,10 @@ def test_left_out_and_alone_are_differences_of_two_scores(
     )
     (explanation,) = response["explanations"]
     assert (explanation["method"], explanation["by"]) == ("deletion", "words")
+    assert response["explanation_tokens"] > 0
     (text,) = explanation["texts"]
-    assert (text["text"], text["start"], text["end"]) == ("document", 0, len(DOCUMENT))
+    assert (text["side"], text["start"], text["end"]) == ("document", 0, len(DOCUMENT))
+    assert text["whole"] == response["scores"][0]
     assert text["empty"] == pytest.approx(score(""), abs=1e-5)
     units = text["units"]
     words = ["w9", "w40", ".", "w5", "w6", "sat", "."]
@@ -59,13 +61,15 @@ def test_rerank_explains_the_best_three(any_client: TestClient) -> None:
     documents = ["w9", "w40 w5", "w5 w6", "w9 w5", "sat"]
     body = {"query": QUERY, "documents": documents}
     explain = {"by": "sentences", "of": "both"}
-    results = posted(any_client, "/rerank", **body, explain=explain)["results"]
+    response = posted(any_client, "/rerank", **body, explain=explain)
+    assert response["explanation_tokens"] > 0
+    results = response["results"]
     plain = posted(any_client, "/rerank", **body)["results"]
     assert [result["index"] for result in results] == [result["index"] for result in plain]
     explained = [result["explanation"] is not None for result in results]
     assert explained == [True, True, True, False, False]
     texts = results[0]["explanation"]["texts"]
-    assert [text["text"] for text in texts] == ["query", "document"]
+    assert [text["side"] for text in texts] == ["query", "document"]
     own = documents[results[0]["index"]]
     assert [(unit["start"], unit["end"]) for unit in texts[1]["units"]] == [(0, len(own))]
     # A text of one unit is empty without it, so that both numbers are the same.

@@ -100,7 +100,8 @@ def test_effects_are_differences_of_results_and_ranked_by_both() -> None:
     assert [unit.alone for unit in text.units] == pytest.approx([0.4, 0.3, -0.1])
     # Norms 0.640 and 0.510: sums 0.312 + 0.784, 0.937 + 0.588, -0.156 - 0.196.
     assert [unit.rank for unit in text.units] == [2, 1, 3]
-    assert (text.side, text.read, text.empty) == ("document", (5, 16), 0.1)
+    assert (text.side, text.read) == ("document", (5, 16))
+    assert (text.whole, text.empty) == (0.8, 0.1)
 
 
 def test_a_result_that_does_not_exist_leaves_its_numbers_open() -> None:

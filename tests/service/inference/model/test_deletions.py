@@ -12,8 +12,10 @@ from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
 import vitrine
 from models.artifact import MANIFEST, Artifact
-from service.inference.call_options import CallOptions
+from service.inference.call_options import CallOptions, Deadline
 from service.inference.model import scoring
+from service.inference.model.explanations import _Planner
+from service.inference.results.loaded_model import LoadedModel
 from tests.models.checkpoints import edit_json
 from tests.service.api.conftest import (  # noqa: F401 - fixtures
     multi_encoder,
@@ -104,6 +106,7 @@ def test_each_number_is_the_difference_of_two_scores(
                 first, second = (variant if side == at else parts[at] for at in (0, 1))
                 return score(model, first, second, raw=raw)
 
+            assert effects.whole == pytest.approx(whole, abs=bound)
             assert effects.empty == pytest.approx(varied(""), abs=bound)
             ranks = sorted(unit.rank for unit in effects.units)
             assert ranks == [*range(1, len(effects.units) + 1)]
@@ -121,7 +124,10 @@ def test_variants_of_a_truncated_text_are_of_the_part_that_is_read(
     models: dict[str, vitrine.SyncModel], kind: str, overflow: Literal["truncate", "truncate_left"]
 ) -> None:
     model = models[kind]
-    document = " ".join(f"The w{index} cat sat. It was not {index}." for index in range(200))
+    # Words of several tokens, in which the part that is read can begin or end.
+    document = " ".join(
+        f"Unbelievable{index} w{index}. It was not {index}." for index in range(200)
+    )
     result = model.score(
         "w7", document, explain=vitrine.Deletion(by="sentences"), on_overflow=overflow
     )
@@ -135,13 +141,14 @@ def test_variants_of_a_truncated_text_are_of_the_part_that_is_read(
     )
     part = document[start:end]
     assert 0 < len(part) < len(document) / 2
-    assert model.score("w7", part).tokens == result.tokens
-    assert score(model, "w7", part) == pytest.approx(result.scores[0], abs=1e-5)
+    whole = float(model.score("w7", part, on_overflow=overflow).scores[0])
+    assert effects.whole == pytest.approx(whole, abs=1e-5)
     assert all(start <= unit.start < unit.end <= end for unit in effects.units)
     unit = effects.units[1]
     without = left(part, unit.start - start, unit.end - start)
-    expected = score(model, "w7", part) - score(model, "w7", without)
-    assert unit.left_out == pytest.approx(expected, abs=1e-5)
+    assert unit.left_out == pytest.approx(whole - score(model, "w7", without), abs=1e-5)
+    # Neither end of the part is truncated again.
+    assert all(unit.left_out for unit in (effects.units[0], effects.units[-1]))
 
 
 def test_rerank_explains_the_best_documents_and_score_all(
@@ -152,9 +159,10 @@ def test_rerank_explains_the_best_documents_and_score_all(
     assert list(result.deletions) == result.ranking(3)
     two = model.rerank("cat", documents, explain=vitrine.Deletion(top_n=2))
     assert list(two.deletions) == result.ranking(2)
-    assert sorted(model.score("cat", documents, explain=vitrine.Deletion()).deletions) == [
-        *range(5)
-    ]
+    one = model.rerank("cat", documents, top_n=1, explain=vitrine.Deletion())
+    assert list(one.deletions) == result.ranking(1)
+    every = model.score("cat", documents, explain=vitrine.Deletion())
+    assert sorted(every.deletions) == [*range(5)]
     queries = ["cat", "dog", "w7", "sat", "rain"]
     one = model.score(queries, documents, explain=vitrine.Deletion(top_n=1, of="query"))
     (index,) = one.deletions
@@ -166,11 +174,11 @@ def test_rerank_explains_the_best_documents_and_score_all(
 def test_texts_that_variants_share_run_once(models: dict[str, vitrine.SyncModel]) -> None:
     model = models["cosine"]
     # The query, "", "cat cat" and "cat", with two special tokens each; the score is known.
-    deletions = model.score("dog", "cat cat cat", explain=vitrine.Deletion()).deletions
-    assert deletions[0].tokens == 3 + 2 + 4 + 3
+    result = model.score("dog", "cat cat cat", explain=vitrine.Deletion())
+    assert result.explanation_tokens == 3 + 2 + 4 + 3
     # "", "cat", "dog", and the document once for all of them.
-    deletions = model.score("dog cat", "rain", explain=vitrine.Deletion(of="query")).deletions
-    assert deletions[0].tokens == 2 + 3 + 3 + 3
+    result = model.score("dog cat", "rain", explain=vitrine.Deletion(of="query"))
+    assert result.explanation_tokens == 2 + 3 + 3 + 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -184,9 +192,10 @@ def test_texts_without_units_have_no_effects(
     assert list(effects.units) == []
     assert effects.empty == pytest.approx(score(models[kind], "w5", ""), abs=5e-5)
     assert len(result.deletions[1].texts[0].units) == 2
-    alone = models[kind].score("w5", "", explain=deletion).deletions[0]
-    assert (alone.tokens, list(alone.texts[0].units)) == (0, [])
-    assert alone.texts[0].empty == pytest.approx(effects.empty, abs=5e-5)
+    result = models[kind].score("w5", "", explain=deletion)
+    (alone,) = result.deletions[0].texts
+    assert (result.explanation_tokens, list(alone.units)) == (0, [])
+    assert alone.whole == alone.empty == pytest.approx(effects.empty, abs=5e-5)
 
 
 def test_variants_run_with_the_priority_of_bulk_requests(
@@ -217,6 +226,14 @@ def test_deadline_and_failures_of_variants_are_errors_of_the_call(
         model.score("a", "b c", explain=vitrine.Deletion())
     assert (raised.value.index, raised.value.pointer) == (None, "/explain")
 
+    async def refuse(*_: object) -> None:
+        raise vitrine.InvalidInput("too many tokens", pointer="/inputs")
+
+    monkeypatch.setattr("service.inference.model.explanations.score", refuse)
+    with pytest.raises(vitrine.InvalidInput) as refused:
+        model.score("a", "b c", explain=vitrine.Deletion())
+    assert refused.value.pointer == "/explain"
+
     async def time_out(*_: object) -> None:
         raise TimeoutError
 
@@ -227,11 +244,43 @@ def test_deadline_and_failures_of_variants_are_errors_of_the_call(
 
 def test_too_many_tokens_are_refused_before_they_run(models: dict[str, vitrine.SyncModel]) -> None:
     model = models["cosine"]
-    few = vitrine.Deletion(max_tokens=50)
-    with pytest.raises(vitrine.InvalidInput, match="takes more than 50 tokens") as raised:
-        model.score("cat", "a cat sat on a mat and slept", explain=few)
+    # Query, empty text, three texts of two words, three of one; two special tokens each.
+    text = "cat dog mat"
+    tokens = model.score("cat", text, explain=vitrine.Deletion()).explanation_tokens
+    assert tokens == 3 + 2 + 3 * 4 + 3 * 3
+    assert model.score("cat", text, explain=vitrine.Deletion(max_tokens=tokens)).deletions
+    few = vitrine.Deletion(max_tokens=tokens - 1)
+    with pytest.raises(vitrine.InvalidInput, match=f"more than {tokens - 1} tokens") as raised:
+        model.score("cat", text, explain=few)
     assert (raised.value.code, raised.value.pointer) == ("too_many_tokens", "/explain")
-    assert model.score("cat", "a cat", explain=few).deletions
+
+
+def test_many_long_words_of_few_tokens_are_refused_before_variants_are_made(
+    models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make(*_: object) -> list[str]:
+        pytest.fail("variants were made")
+
+    monkeypatch.setattr("service.inference.model.explanations.variants_of", make)
+    # A run of more than 100 characters is one token, so that the tokens alone are few.
+    document = ("a" * 200 + "!") * 200
+    for side in ("query", "document"):
+        texts = ("a", document) if side == "document" else (document, "a")
+        deletion = vitrine.Deletion(of=side)
+        with pytest.raises(vitrine.InvalidInput, match="takes more than 20000 tokens"):
+            models["cosine"].score(*texts, explain=deletion)
+
+
+def test_planning_ends_at_the_deadline(models: dict[str, vitrine.SyncModel]) -> None:
+    planner = _Planner(
+        model=cast(LoadedModel, None),
+        deletion=vitrine.Deletion(),
+        limits=(None, None),
+        options=CallOptions(deadline=Deadline(1.0, -1.0)),
+    )
+    result = models["cosine"].score("a", "b")
+    with pytest.raises(TimeoutError):
+        planner.plan([("a", "b")], result, [0])
 
 
 def test_explanations_need_a_deletion_or_a_bool_and_no_chunks(
