@@ -1,5 +1,5 @@
 # make serve   install, export the default model if it is missing, serve it on 127.0.0.1:8000 with gradients
-# make check   lint, types, import contracts and the fast tests, in about 3.5 minutes
+# make check   lint, types, import contracts and the fast tests, in about 2.5 minutes
 # make test    the whole test suite, in about 20 minutes
 # make lint    ruff, mypy and the import contracts
 # make coverage   the whole test suite, with a coverage report

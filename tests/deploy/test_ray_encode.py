@@ -28,6 +28,8 @@ from tests.eventually import eventually
 from tests.service.bulk.conftest import rows_of
 from tests.service.bulk.test_resume import assert_equal
 
+pytestmark = pytest.mark.slow
+
 # Ray starts a dozen processes: minutes, on a machine whose cores are busy.
 _PATIENCE_S = 3600
 ROWS = 500
@@ -139,7 +141,6 @@ def assert_equal_output(output: Path, expected: Path) -> None:
     assert_equal(rows_of(output), rows_of(expected))
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(_PATIENCE_S)
 def test_cluster_writes_the_files_of_vitrine_encode(
     arguments: Arguments, ray_environment: dict[str, str], output: Path, expected: Path
@@ -153,7 +154,6 @@ def test_cluster_writes_the_files_of_vitrine_encode(
     assert_equal_output(output, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(_PATIENCE_S)
 def test_part_of_a_killed_actor_is_neither_lost_nor_doubled(
     arguments: Arguments, on_cluster: dict[str, str], output: Path, expected: Path, tmp_path: Path
@@ -169,7 +169,6 @@ def test_part_of_a_killed_actor_is_neither_lost_nor_doubled(
     assert_equal_output(output, expected)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(_PATIENCE_S)
 def test_interrupted_job_keeps_finished_parts_when_it_is_started_again(
     arguments: Arguments, on_cluster: dict[str, str], output: Path, expected: Path, tmp_path: Path

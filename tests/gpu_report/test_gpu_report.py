@@ -23,6 +23,8 @@ from tests.gpu_report.__main__ import main, run_step
 from tests.gpu_report.results import Recorder, Result, Row, read_results, write_report
 from tests.gpu_report.step import FAILED, STEPS, Run
 
+pytestmark = pytest.mark.slow
+
 _FAULTS = "tests.gpu_report.test_gpu_report"
 # Hides the packages that a machine with torch alone lacks.
 _WITHOUT_PACKAGES = """
@@ -57,7 +59,6 @@ def report_of(out: Path) -> list[Result]:
     return [Result(**result) for result in content["results"]]
 
 
-@pytest.mark.slow
 def test_every_step_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(_WITHOUT_PACKAGES)
     out = tmp_path / "out"

@@ -18,6 +18,8 @@ from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.identity import EXCLUDED_FIELDS, EXCLUDED_FILES, EXCLUDED_GRAPH_FIELDS, identity_of
 
+pytestmark = pytest.mark.slow
+
 QUALITY = Quality(
     is_generated=False,
     calibration_texts=10,
@@ -232,7 +234,6 @@ def test_identity_does_not_depend_on_the_path_and_the_order_of_mappings() -> Non
     assert identity(reordered, path="/elsewhere") == identity(MANIFEST)
 
 
-@pytest.mark.slow
 def test_same_settings_exported_again_have_the_same_identity(
     small_artifact: Artifact, small_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from models.add_layer_norm import add_layer_norm, implementation
 from models.add_layer_norm import triton_kernels as kernels
 
+pytestmark = pytest.mark.slow
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-5
 WIDTHS = [1, 3, 64, 384, 768, 1000, 1024, 4097]
@@ -139,7 +141,6 @@ def test_views_and_empty_tensors_are_accepted() -> None:
     assert not dbias.any()
 
 
-@pytest.mark.slow
 def test_kernels_compiled_for_ampere_and_hopper_hardly_spill_and_use_no_float64() -> None:
     completed = subprocess.run(
         [sys.executable, "-m", "tests.models.compile_kernels"],

@@ -45,6 +45,8 @@ from tests.models.checkpoints import save_checkpoint, save_masked_lm, save_token
 from tests.models.test_engines import ALTERATIONS, AlteredEngine
 from tests.sentences import calibration_texts
 
+pytestmark = pytest.mark.slow
+
 UNUSABLE = ENGINES["openvino"].unusable("int8")
 needs_int8 = pytest.mark.skipif(UNUSABLE is not None, reason=str(UNUSABLE))
 Matrix = NDArray[np.float32]
@@ -502,7 +504,6 @@ def arguments_of_int8(tmp_path: Path) -> list[str]:
 
 
 @needs_int8
-@pytest.mark.slow
 def test_quality_below_a_bound_fails_and_names_the_costliest_layers(
     arguments_of_int8: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -515,7 +516,6 @@ def test_quality_below_a_bound_fails_and_names_the_costliest_layers(
 
 
 @needs_int8
-@pytest.mark.slow
 def test_command_line_prints_quality_and_costs(
     small_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -544,7 +544,6 @@ def test_command_line_prints_quality_and_costs(
 
 
 @needs_int8
-@pytest.mark.slow
 def test_export_refuses_a_graph_whose_check_is_below_the_bound(
     arguments_of_int8: list[str],
     tmp_path: Path,

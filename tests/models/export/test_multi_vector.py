@@ -33,6 +33,8 @@ from tests.models.checkpoints import (
     write_modules,
 )
 
+pytestmark = pytest.mark.slow
+
 EXPANSION = {"strategy": "fixed", "attend": False, "length": 16, "token": "w9"}
 # Queries and their tokens before expansion.
 QUERIES = {"w5 w6 w7": [0, 5, 6, 7, 2], "w21": [0, 21, 2], "w8 w15 w33": [0, 8, 15, 33, 2]}
@@ -80,7 +82,6 @@ def test_attention_to_added_tokens_changes_vectors(tmp_path: Path) -> None:
     assert np.abs(vectors[0] - vectors[1]).max() > 0.01  # otherwise the tests above show nothing
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "distilbert", "modernbert", "mpnet"])
 def test_graphs_equal_the_encoder_of_sentence_transformers(tmp_path: Path, family: str) -> None:
     options = {"bias": family == "mpnet", "use_residual": family == "modernbert"}
@@ -108,7 +109,6 @@ def test_graphs_equal_the_encoder_of_sentence_transformers(tmp_path: Path, famil
             )
 
 
-@pytest.mark.slow
 def test_source_of_an_artifact_is_the_model_of_its_graphs(tmp_path: Path) -> None:
     save_model(tmp_path, query_expansion=EXPANSION)
     artifact, _ = export(resolve(str(tmp_path / "saved")), tmp_path / "artifact")

@@ -11,6 +11,8 @@ import pytest
 
 from models.artifact import Artifact
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 READMES = ("service/api/README.md", "service/README.md")
 PAGES = "".join((ROOT / page).read_text() for page in READMES)
@@ -62,7 +64,6 @@ def test_example_succeeds(
     assert response.status_code == 200, response.text
 
 
-@pytest.mark.slow
 def test_python_runs(calibrated_artifact: Artifact, tmp_path: Path) -> None:
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts/calibrated").symlink_to(calibrated_artifact.path)

@@ -24,6 +24,8 @@ from tests.eventually import eventually
 from tests.models.checkpoints import edit_json
 from tests.service.bulk.conftest import Encode, rows_of
 
+pytestmark = pytest.mark.slow
+
 ROWS = 4000
 
 
@@ -65,7 +67,6 @@ def process_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
 
 
-@pytest.mark.slow
 def test_job_killed_at_random_moments_loses_and_repeats_no_row(
     small_artifact: Artifact,
     texts: Path,
@@ -119,7 +120,6 @@ def signalled(
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_the_job_after_the_current_part(
     small_artifact: Artifact,
@@ -140,7 +140,6 @@ def test_signal_ends_the_job_after_the_current_part(
     assert_equal(rows_of(output), expected)
 
 
-@pytest.mark.slow
 def test_second_signal_ends_the_job_at_once(
     small_artifact: Artifact, texts: Path, output: Path, process_environment: dict[str, str]
 ) -> None:
