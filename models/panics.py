@@ -5,7 +5,7 @@ class LibraryPanic(RuntimeError):
     """A library panicked: it met a state that its authors held to be impossible."""
 
 
-class panics_as_errors:  # noqa: N801 - a context manager, without a generator's price per request
+class panics_as_errors:  # noqa: N801 - faster per request than a generator's context manager
     """Raise a panic as `LibraryPanic`; other exceptions pass unchanged.
 
     A panic is a `BaseException` of PyO3, which `except Exception` misses. Its class cannot be

@@ -18,7 +18,7 @@ from service.inference.model.pair_scores import PairScores
 
 
 class DeletionOptions(BaseModel):
-    """Explanation by deletion: what a score is without each word or sentence of a text."""
+    """Options of an explanation by deletion of words or sentences."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -90,7 +90,7 @@ class TermsInfo(BaseModel):
 
 
 class UnitInfo(BaseModel):
-    """A word or a sentence, and what it does to the score."""
+    """Effect of a word or a sentence on the score."""
 
     start: int = Field(description="Index of its first character in the text")
     end: int = Field(description="Index after its last character")
@@ -105,7 +105,7 @@ class UnitInfo(BaseModel):
 
 
 class TextInfo(BaseModel):
-    """What the units of a text do to the score."""
+    """Effects of the units of a text on the score."""
 
     side: Side = Field(description="The text")
     start: int = Field(description="Index of the first character that the model reads")
@@ -119,7 +119,7 @@ class TextInfo(BaseModel):
 
 
 class DeletionInfo(BaseModel):
-    """What a score is without each word or sentence of a text."""
+    """Explanation of a score by deletion of words or sentences."""
 
     method: Literal["deletion"]
     by: UnitKind

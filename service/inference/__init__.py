@@ -6,7 +6,7 @@ only those before it:
 - `tokenizing`: texts to rows of token ids.
 - `batching`: rows to batches, on the streams of a device. It knows no model and no text.
 - `results`: loaded models, and what rows become.
-- `explain`: why a score is what it is: exact terms, and deletion.
+- `explain`: explanations of scores, by exact terms and by deletion.
 - `model`: the Python API of a model.
 - `registry`: several models by name.
 

@@ -1,1 +1,1 @@
-"""Why a score is what it is: its exact terms, and what it is without a part of a text."""
+"""Explanations of scores: exact terms, and deletion of parts of a text."""

@@ -1,6 +1,6 @@
-"""Explanation by deletion: what a result would be without a part of a text. Texts alone, no model.
+"""Explanation by deletion: units of a text, variants of the text without them, and their effects.
 
-A unit is a word or a sentence. Two measurements of the served model say what it does:
+A unit is a word or a sentence. Two measurements of the served model give its effect:
 
 - Left out: the result of the text less the result of the text without the unit.
 - Alone: the result of the unit as the whole text less the result of the empty text.
@@ -41,7 +41,7 @@ TOP_N = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Deletion:
-    """What an explanation by deletion leaves out of which text.
+    """Options of an explanation by deletion.
 
     Attributes:
         by: Units: "words" or "sentences".
@@ -79,7 +79,7 @@ class Deletion:
 
 @dataclass(frozen=True, slots=True)
 class UnitEffect:
-    """What a unit of a text does to a result.
+    """Effect of a unit of a text on a result.
 
     Attributes:
         start: Index of its first character in the text.
@@ -100,7 +100,7 @@ class UnitEffect:
 
 @dataclass(frozen=True)
 class TextEffects:
-    """What the units of one text do to a result.
+    """Effects of the units of one text on a result.
 
     Attributes:
         side: The text.

@@ -69,7 +69,7 @@ async def with_deletions(
         pairs: Query and document of each score.
         result: The scores.
         indices: Indices of the scores to explain.
-        deletion: What is left out.
+        deletion: Options of the explanations.
         limits: Maximum number of tokens of each query and of each document.
         options: Options of the call.
 
@@ -77,8 +77,7 @@ async def with_deletions(
         InvalidInput: The variants have more tokens than `deletion.max_tokens`.
         VitrineError: Any error of `score`, under the same conditions.
     """
-    # Variants are shorter than the text. "error" would refuse those of a text that just fits, if
-    # the rest of a word has more tokens.
+    # A variant of a text that just fits can have more tokens, and "error" would refuse it.
     overflow = "truncate" if options.on_overflow == "error" else options.on_overflow
     own = replace(options, priority="bulk", on_overflow=overflow)
     planner = _Planner(model, deletion, limits, own)
@@ -156,7 +155,7 @@ class _Planner:
         """
         plans: dict[int, list[_Plan]] = {}
         # Refused before they take memory.
-        chars, most = 0, self.deletion.max_tokens * _CHARS_PER_TOKEN
+        chars, max_chars = 0, self.deletion.max_tokens * _CHARS_PER_TOKEN
         for index in indices:
             if self.options.deadline is not None and not self.options.deadline.remaining_s:
                 raise TimeoutError
@@ -164,7 +163,7 @@ class _Planner:
             spans = (0, len(query)), (0, len(document))
             if result.truncated[index]:
                 chars += len(query) + len(document)
-                self._check(chars <= most)
+                self._check(chars <= max_chars)
                 spans = self._read(pair)
             whole = (query[slice(*spans[0])], document[slice(*spans[1])])
             plans[index] = []
@@ -172,7 +171,7 @@ class _Planner:
                 at = _SIDES.index(side)
                 units = unit_spans(whole[at], self.deletion.by)
                 chars += (len(units) + 1) * len(whole[at])
-                self._check(chars <= most)
+                self._check(chars <= max_chars)
                 variants = [
                     (text, whole[1]) if side == "query" else (whole[0], text)
                     for text in variants_of(whole[at], units)

@@ -25,8 +25,9 @@ from service.request_trace import TRACE
 
 Item = TypeVar("Item")
 
-# Maximum number of pairs of vectors that are compared in the event loop, in about 1 ms.
-_INLINE_PAIRS = 1000
+# Maximum number of pairs of vectors that are compared in the event loop. 1,000 pairs of sparse
+# vectors with 120 entries take 8 ms, and 1,000 of embeddings with 384 dimensions 0.6 ms.
+_INLINE_PAIRS = 100
 # Names of the arguments with the limits of a query and of a document.
 LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 
