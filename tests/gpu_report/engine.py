@@ -263,6 +263,7 @@ _KINDS = {
     "tagger": lambda folder: save_token_classifier(folder, "bert", 3),
     "SPLADE": lambda folder: save_masked_lm(folder, "bert"),
     "ColBERT": _save_multi_vector,
+    "Gemma": lambda folder: save_checkpoint(folder, "gemma3_text"),
 }
 
 
