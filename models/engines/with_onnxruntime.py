@@ -90,7 +90,7 @@ def onnxruntime_session(
 class CudaEngine:
     """A graph on a CUDA GPU. Two streams overlap computation with copies to and from the GPU.
 
-    On an H100 they have 1.04 to 1.15 times the rate of one; four are not faster than two.
+    On an H100 and an H200 they have 1.0 to 1.2 times the rate of one; four are not faster than two.
     """
 
     name = target = "cuda"

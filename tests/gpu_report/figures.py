@@ -19,7 +19,9 @@ _MARKED = re.compile(r"(<!-- gpu-report -->\n).*?(<!-- end of gpu-report -->)", 
 _WHOLE = {
     "Texts of mixed lengths": "Texts of mixed lengths, float16, beside sentence-transformers",
     "Beside PyTorch": "Engine `cuda` in float16 beside PyTorch in float32",
+    "Processes on one device": "Processes that share the GPU, each with its streams",
     "Mixed load": "`/encode` under load",
+    "Gradients": "Gradient jobs on the GPU",
     "A worker": "Needs of a worker",
 }
 # Bytes of one array from which the page shows the operator's times.
