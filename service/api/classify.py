@@ -9,11 +9,13 @@ from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
 from service.api.classify_schemas import ClassifyRequest, ClassifyResponse
 from service.api.deadline import cancel_on_disconnect
+from service.api.explanations import label_fields
 from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
+from service.inference.explain.deletion import Deletion
 from service.inference.results.scores import Classification
 
 router = APIRouter(route_class=RawRoute)
@@ -35,6 +37,7 @@ async def classify(request: Request, state: State) -> Response:
         work = model.classify(
             body.input_list(),
             prompt_name=body.prompt_name,
+            explain=Deletion(**body.explain.model_dump()) if body.explain else None,
             on_overflow=body.on_overflow,
             **options,
         )
@@ -55,5 +58,15 @@ def _labels_json(model: str, result: Classification, body: ClassifyRequest) -> b
             "labels": labels,
             "tokens": [len(row.ids) for row in result.rows],
             "truncated": [row.truncated for row in result.rows],
+            **_explanation_fields(result, raw=body.raw_scores),
         }
     )
+
+
+def _explanation_fields(result: Classification, *, raw: bool) -> dict[str, object]:
+    if not result.deletions:
+        return {}
+    return {
+        "explanations": [label_fields(own, raw=raw) for own in result.deletions],
+        "explanation_tokens": result.explanation_tokens,
+    }

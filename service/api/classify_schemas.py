@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
+from service.api.explanations import LabelDeletionInfo, LabelDeletionOptions
 from service.api.schemas import ModelName
 
 
@@ -68,6 +69,9 @@ class ClassifyRequest(BaseModel):
     )
     raw_scores: RawScores = False
     on_overflow: OnOverflow = "truncate"
+    explain: LabelDeletionOptions | None = Field(
+        None, description="How to explain the score of a label of each input; null: not"
+    )
     model: ModelName = None
 
     def input_list(self) -> list[str | tuple[str, str]]:
@@ -90,6 +94,13 @@ class ClassifyResponse(BaseModel):
     labels: list[list[LabelScore]] = Field(description="Labels of each input, best first")
     tokens: list[int] = Field(description="Number of tokens of each input, after truncation")
     truncated: list[bool] = Field(description="Whether each input was truncated")
+    explanations: list[LabelDeletionInfo] | None = Field(
+        None, description="Explanation of the score of a label, of each input; only with `explain`"
+    )
+    explanation_tokens: int | None = Field(
+        None,
+        description="Number of tokens of all texts that were scored, for explanations by deletion",
+    )
 
 
 # Models of the request bodies that the handlers parse themselves.

@@ -1,28 +1,48 @@
 """Explanations of scores in requests and responses: their schemas, and the JSON that has them."""
 
-from typing import Annotated, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from service.inference.explain.deletion import (
     MAX_TOKENS,
     TOP_N,
+    By,
     Deletion,
     Deletions,
-    Side,
+    UnitEffect,
     UnitKind,
 )
 from service.inference.explain.terms import Explanation, TextToken
 from service.inference.model.model import Model
 from service.inference.model.pair_scores import PairScores
 
+Side = Literal["query", "document"]
+_SIDES: tuple[Side, Side] = ("query", "document")
 
-class DeletionOptions(BaseModel):
-    """Options of an explanation by deletion of words or sentences."""
+
+class _Options(BaseModel):
+    """Options of every explanation by deletion."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    by: UnitKind = Field("words", description="Units that are left out")
+    by: By = Field(
+        "words",
+        description="Units that are left out; `auto`: sentences, and the words of the best of "
+        "them, as far as `max_tokens` suffices",
+    )
+    max_tokens: int = Field(
+        MAX_TOKENS,
+        ge=1,
+        le=MAX_TOKENS,
+        description="Maximum number of tokens of all texts that are scored for the explanations",
+    )
+
+
+class DeletionOptions(_Options):
+    """Options of an explanation of scores by deletion of words or sentences."""
+
     of: Literal["document", "query", "both"] = Field(
         "document", description="Texts whose units are left out"
     )
@@ -32,11 +52,13 @@ class DeletionOptions(BaseModel):
         description="Number of best documents to explain; null: all in `/score`, "
         f"{TOP_N} in `/rerank`",
     )
-    max_tokens: int = Field(
-        MAX_TOKENS,
-        ge=1,
-        le=MAX_TOKENS,
-        description="Maximum number of tokens of all texts that are scored for the explanations",
+
+
+class LabelDeletionOptions(_Options):
+    """Options of an explanation of labels by deletion of words or sentences."""
+
+    label: str | None = Field(
+        None, description="Label whose score is explained; null: the best of each input"
     )
 
 
@@ -95,19 +117,19 @@ class UnitInfo(BaseModel):
     start: int = Field(description="Index of its first character in the text")
     end: int = Field(description="Index after its last character")
     left_out: float | None = Field(
-        description="The score less the score without it; null: without it the text has no tokens"
+        description="The score less the score without it; null: without it the text has no tokens, "
+        "or, with `auto`, not measured"
     )
     alone: float | None = Field(
         description="The score with it as the whole text, less that with the empty text; null: one "
         "of both texts has no tokens"
     )
-    rank: int = Field(description="Place among the units of the text, by both numbers, from 1")
+    rank: int = Field(description="Place among the units of the list, by both numbers, from 1")
 
 
-class TextInfo(BaseModel):
-    """Effects of the units of a text on the score."""
+class _TextEffectsInfo(BaseModel):
+    """Effects of the units of a text on a score."""
 
-    side: Side = Field(description="The text")
     start: int = Field(description="Index of the first character that the model reads")
     end: int = Field(
         description="Index after the last character that the model reads; texts without a unit are "
@@ -115,15 +137,38 @@ class TextInfo(BaseModel):
     )
     whole: float = Field(description="The score with this part of the text")
     empty: float | None = Field(description="The score with the empty text; null: it has no tokens")
+    by: UnitKind = Field(description="Kind of the units")
     units: list[UnitInfo] = Field(description="The units, in the order of the text")
+    words: list[UnitInfo] = Field(
+        default_factory=list, description="With `auto`: words of the best of the sentences"
+    )
+
+
+class TextInfo(_TextEffectsInfo):
+    """Effects of the units of a query or of a document on a score."""
+
+    side: Side = Field(description="The text")
 
 
 class DeletionInfo(BaseModel):
     """Explanation of a score by deletion of words or sentences."""
 
     method: Literal["deletion"]
-    by: UnitKind
     texts: list[TextInfo]
+
+
+class InputTextInfo(_TextEffectsInfo):
+    """Effects of the units of a text of an input on the score of a label."""
+
+    text: int = Field(description="0: the text, or the first of a pair; 1: the second of a pair")
+
+
+class LabelDeletionInfo(BaseModel):
+    """Explanation of the score of a label by deletion of words or sentences."""
+
+    method: Literal["deletion"]
+    label: str = Field(description="The label")
+    texts: list[InputTextInfo]
 
 
 def options_of(explain: bool | DeletionOptions) -> bool | Deletion:
@@ -145,8 +190,19 @@ def explanation_fields(
     if index in result.explanations:
         return _terms_fields(model, result.explanations[index])
     if index in result.deletions:
-        return _deletion_fields(result.deletions[index], raw=raw)
+        texts = _text_fields(result.deletions[index], raw=raw)
+        named = [{"side": _SIDES[fields.pop("text")], **fields} for fields in texts]
+        return {"method": "deletion", "texts": named}
     return None
+
+
+def label_fields(deletions: Deletions, *, raw: bool) -> dict[str, object]:
+    """Return the explanation of a label's score, with the fields of its schema."""
+    return {
+        "method": "deletion",
+        "label": deletions.label,
+        "texts": _text_fields(deletions, raw=raw),
+    }
 
 
 def _terms_fields(model: Model, explanation: Explanation) -> dict[str, object]:
@@ -165,28 +221,31 @@ def _terms_fields(model: Model, explanation: Explanation) -> dict[str, object]:
     }
 
 
-def _deletion_fields(deletions: Deletions, *, raw: bool) -> dict[str, object]:
-    return {
-        "method": "deletion",
-        "by": deletions.by,
-        "texts": [
-            {
-                "side": text.side,
-                "start": text.read[0],
-                "end": text.read[1],
-                "whole": text.whole,
-                "empty": text.empty,
-                "units": [
-                    {
-                        "start": unit.start,
-                        "end": unit.end,
-                        "left_out": unit.left_out,
-                        "alone": unit.alone,
-                        "rank": unit.rank,
-                    }
-                    for unit in text.units
-                ],
-            }
-            for text in (deletions.raw_texts if raw else deletions.texts)
-        ],
-    }
+def _text_fields(deletions: Deletions, *, raw: bool) -> list[dict[str, Any]]:
+    """Return the effects of the units of each text, with the fields of `InputTextInfo`."""
+    return [
+        {
+            "text": text.text,
+            "start": text.read[0],
+            "end": text.read[1],
+            "whole": text.whole,
+            "empty": text.empty,
+            "by": text.by,
+            "units": _unit_fields(text.units),
+            **({"words": _unit_fields(text.words)} if text.words else {}),
+        }
+        for text in (deletions.raw_texts if raw else deletions.texts)
+    ]
+
+
+def _unit_fields(units: Sequence[UnitEffect]) -> list[dict[str, object]]:
+    return [
+        {
+            "start": unit.start,
+            "end": unit.end,
+            "left_out": unit.left_out,
+            "alone": unit.alone,
+            "rank": unit.rank,
+        }
+        for unit in units
+    ]

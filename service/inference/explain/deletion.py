@@ -14,6 +14,10 @@ Both are differences of results that anybody can ask for, because the rule of de
 
 Units are ranked by the sum of both numbers, each divided by its Euclidean norm over the units: the
 first of them says what a text that has the rest needs, the second what the unit brings by itself.
+
+With `by="auto"` the units are the sentences of a text, or the words of a text of one sentence, and
+then the words of the best sentences. The maximum number of tokens decides how many numbers are
+measured: alone first, which costs little, then left out.
 """
 
 from collections.abc import Sequence
@@ -31,7 +35,7 @@ from service.inference.tokenizing.sentences import sentence_starts
 from service.inference.tokenizing.words import word_spans
 
 UnitKind = Literal["words", "sentences"]
-Side = Literal["query", "document"]
+By = Literal["words", "sentences", "auto"]
 
 # Default and largest `Deletion.max_tokens`.
 MAX_TOKENS = 20_000
@@ -44,10 +48,12 @@ class Deletion:
     """Options of an explanation by deletion.
 
     Attributes:
-        by: Units: "words" or "sentences".
-        of: Texts whose units are left out: "document", "query" or "both".
+        by: Units: "words", "sentences" or "auto"; see the module docstring.
+        of: Texts whose units are left out: "document", "query" or "both". `Model.classify` leaves
+            out the units of all texts.
         top_n: Number of best documents whose scores are explained; None: all in `Model.score`, and
-            `TOP_N` in `Model.rerank`.
+            `TOP_N` in `Model.rerank`. Not for `Model.classify`.
+        label: Label whose score is explained by `Model.classify`; None: the best of each input.
         max_tokens: Maximum number of tokens of all texts that are scored for the explanations of a
             call.
 
@@ -55,16 +61,19 @@ class Deletion:
         InvalidInput: An attribute is invalid; `pointer` names it.
     """
 
-    by: UnitKind = "words"
+    by: By = "words"
     of: Literal["document", "query", "both"] = "document"
     top_n: int | None = None
+    label: str | None = None
     max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
-        _check_name("by", self.by, get_args(UnitKind))
+        _check_name("by", self.by, get_args(By))
         _check_name("of", self.of, ("document", "query", "both"))
         if self.top_n is not None and not (is_integer(self.top_n) and self.top_n >= 1):
             raise InvalidInput("top_n must be an integer, at least 1", pointer="/explain/top_n")
+        if not isinstance(self.label, str | None):
+            raise InvalidInput("label must be a text or None", pointer="/explain/label")
         if not (is_integer(self.max_tokens) and 1 <= self.max_tokens <= MAX_TOKENS):
             raise InvalidInput(
                 f"max_tokens must be an integer from 1 to {MAX_TOKENS}",
@@ -72,9 +81,9 @@ class Deletion:
             )
 
     @property
-    def sides(self) -> Sequence[Side]:
-        """The texts whose units are left out."""
-        return ("query", "document") if self.of == "both" else (self.of,)
+    def texts(self) -> Sequence[int]:
+        """Indices, in a pair of query and document, of the texts whose units are left out."""
+        return {"query": (0,), "document": (1,), "both": (0, 1)}[self.of]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,10 +93,10 @@ class UnitEffect:
     Attributes:
         start: Index of its first character in the text.
         end: Index after its last character.
-        left_out: Result of the text less that without the unit; None: without it the text has no
-            tokens, and no result.
+        left_out: Result of the text less that without the unit. None: not measured, or without it
+            the text has no tokens, and no result.
         alone: Result of the unit alone less that of the empty text; None: one of them has none.
-        rank: Place of the unit among those of the text, from 1; see the module docstring. A number
+        rank: Place of the unit among those of the list, from 1; see the module docstring. A number
             that is None counts as 0.
     """
 
@@ -103,18 +112,22 @@ class TextEffects:
     """Effects of the units of one text on a result.
 
     Attributes:
-        side: The text.
+        text: Index of the text in its pair, 0 or 1; 0 for a single text.
         read: Span of the text that the model reads, of which the units and all variants are parts.
         whole: Result of that part.
         empty: Result of the empty text in its place; None: it has no tokens and no result.
+        by: Kind of the units.
         units: The units, in the order of the text.
+        words: With `by="auto"`, the words of the best of the sentences; empty otherwise.
     """
 
-    side: Side
+    text: int
     read: Span
     whole: float
     empty: float | None
+    by: UnitKind
     units: Sequence[UnitEffect]
+    words: Sequence[UnitEffect] = ()
 
 
 @dataclass(frozen=True)
@@ -122,14 +135,20 @@ class Deletions:
     """An explanation by deletion.
 
     Attributes:
-        by: Kind of the units.
         texts: Effects on the score, of each text whose units were left out.
-        raw_texts: The same of a reranker's logit; for other models the same as `texts`.
+        raw_texts: The same of a logit, of rerankers and classifiers; for other models the same as
+            `texts`.
+        label: Label of the score, for classifiers; None: for scores of pairs.
     """
 
-    by: UnitKind
     texts: Sequence[TextEffects]
     raw_texts: Sequence[TextEffects]
+    label: str | None = None
+
+    @property
+    def units(self) -> int:
+        """Number of units of all texts."""
+        return sum(len(text.units) + len(text.words) for text in self.texts)
 
 
 def unit_spans(text: str, by: UnitKind) -> list[Span]:
@@ -149,32 +168,31 @@ def without(text: str, unit: Span) -> str:
     return before + after if (before + after).strip() else ""
 
 
-def variants_of(text: str, units: Sequence[Span]) -> list[str]:
-    """Return the empty text, then the text without each unit, then each unit alone."""
-    return ["", *(without(text, unit) for unit in units), *(text[slice(*unit)] for unit in units)]
-
-
 def effects_of(
-    side: Side, read: Span, units: Sequence[Span], whole: float, results: Sequence[float | None]
-) -> TextEffects:
-    """Return the effects of the units of a text.
+    offset: int,
+    units: Sequence[Span],
+    whole: float,
+    empty: float | None,
+    without: Sequence[float | None],
+    alone: Sequence[float | None],
+) -> list[UnitEffect]:
+    """Return the effects of units of a text.
 
     Args:
-        side: The text.
-        read: Span of the text that the model reads.
-        units: Units of that part, relative to its start.
+        offset: Index of the first character that the model reads.
+        units: Units of the part that it reads, relative to its start.
         whole: Result of the part.
-        results: Result of each of its variants, as of `variants_of`; None: it has none.
+        empty: Result of the empty text; None: it has none.
+        without: Result of the part without each unit; None: not measured, or it has none.
+        alone: Result of each unit as the whole text; None: it has none.
     """
-    empty, *others = results
-    left_out = [_difference(whole, result) for result in others[: len(units)]]
-    alone = [_difference(result, empty) for result in others[len(units) :]]
-    ranks = _ranks(left_out, alone)
-    effects = [
-        UnitEffect(read[0] + start, read[0] + end, change, own, rank)
-        for (start, end), change, own, rank in zip(units, left_out, alone, ranks, strict=True)
+    left_out = [_difference(whole, result) for result in without]
+    by_itself = [_difference(result, empty) for result in alone]
+    ranks = _ranks(left_out, by_itself)
+    return [
+        UnitEffect(offset + start, offset + end, change, own, rank)
+        for (start, end), change, own, rank in zip(units, left_out, by_itself, ranks, strict=True)
     ]
-    return TextEffects(side, read, whole, empty, effects)
 
 
 def _difference(value: float | None, other: float | None) -> float | None:

@@ -1,245 +1,479 @@
-"""Explanations of scores by deletion: the model scores the variants of the texts."""
+"""Explanations by deletion: the model scores the variants of texts, together with the texts."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from service.inference.call_options import CallOptions
-from service.inference.errors import InvalidInput, VitrineError
+from service.inference.errors import InvalidInput
 from service.inference.explain.deletion import (
     Deletion,
     Deletions,
-    Side,
     TextEffects,
+    UnitEffect,
+    UnitKind,
     effects_of,
     unit_spans,
-    variants_of,
+    without,
 )
 from service.inference.model.pair_scores import PairScores
-from service.inference.model.scoring import score
+from service.inference.model.scoring import (
+    FurtherInputs,
+    Input,
+    Pair,
+    classify,
+    score,
+    without_index,
+)
 from service.inference.results.loaded_model import LoadedModel
-from service.inference.tokenizing.pairs import PairLimits
+from service.inference.results.scores import Classification
+from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 from service.inference.tokenizing.rows import Span
 
-Pair = tuple[str, str]
+Result = TypeVar("Result", PairScores, Classification)
+# Scores and logits of an input, `(2, C)`.
+Values = NDArray[np.float64]
+# Scores inputs, and further ones together with them; returns the values of all, `(N, 2, C)`, too.
+Run = Callable[[Sequence[Input], FurtherInputs | None], Awaitable[tuple[Result, Values]]]
 
-_SIDES: Sequence[Side] = ("query", "document")
+# Prompts of the sides of a pair whose texts are encoded separately.
+_SIDES = ("query", "document")
 # Maximum number of characters of all variants, per token of the limit: a word of thousands of
 # characters can be one token.
 _CHARS_PER_TOKEN = 16
-# More than the number of inputs that are tokenised in the event loop.
-_IN_THREAD = 1000
+# With `by="auto"`: share of the tokens that leaving out sentences may take, which leaves the others
+# to their words, and maximum number of sentences whose words are left out.
+_SENTENCES_SHARE, _BEST_SENTENCES = 0.6, 3
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """Variants of one text of a pair.
-
-    Attributes:
-        side: The text.
-        read: Span of the text that the model reads.
-        units: Units of that part, relative to its start.
-        whole: The pair, of the parts of its texts that the model reads.
-        variants: The pair with each variant of the text; see `variants_of`.
-    """
-
-    side: Side
-    read: Span
-    units: Sequence[Span]
-    whole: Pair
-    variants: Sequence[Pair]
-
-
-async def with_deletions(
+async def explain_scores(
     model: LoadedModel,
-    pairs: Sequence[Pair],
-    result: PairScores,
-    indices: Sequence[int],
+    queries: Sequence[str],
+    documents: Sequence[str],
     deletion: Deletion,
     limits: PairLimits,
     options: CallOptions,
+    known: PairScores | None = None,
 ) -> PairScores:
-    """Return the scores with explanations by deletion of some of them.
+    """Return the scores of pairs, and how the units of their texts change them; see `score`.
 
-    The variants run with the priority of bulk requests.
+    All texts run with the priority of bulk requests.
 
     Args:
         model: The model.
-        pairs: Query and document of each score.
-        result: The scores.
-        indices: Indices of the scores to explain.
+        queries: One query for all documents, or one per document.
+        documents: Text of each document.
         deletion: Options of the explanations.
         limits: Maximum number of tokens of each query and of each document.
         options: Options of the call.
+        known: Scores of these pairs, if they are known.
 
     Raises:
-        InvalidInput: The variants have more tokens than `deletion.max_tokens`.
+        InvalidInput: The texts have more than `deletion.max_tokens`, or `label` is set.
         VitrineError: Any error of `score`, under the same conditions.
     """
-    # A variant of a text that just fits can have more tokens, and "error" would refuse it.
-    overflow = "truncate" if options.on_overflow == "error" else options.on_overflow
-    own = replace(options, priority="bulk", on_overflow=overflow)
-    planner = _Planner(model, deletion, limits, own)
-    inputs = list({text for index in indices for text in pairs[index]})
-    try:
-        plans, variants, tokens = await model.run_tokenizer(
-            lambda: planner.plan(pairs, result, indices), inputs, _IN_THREAD, own.deadline
-        )
-        scored = await _scores_of(model, variants, limits, own) if variants else None
-    except TimeoutError:
-        assert own.deadline is not None  # noqa: S101 - nothing else times out
-        raise own.deadline.exceeded() from None
-    except VitrineError as error:
-        if error.index is not None or error.pointer == "/inputs":  # those of a variant
-            error.index, error.pointer = None, "/explain"
-        raise
+    if deletion.label is not None:
+        raise InvalidInput("label is for classify; scores have none", pointer="/explain/label")
 
-    def deletions() -> dict[int, Deletions]:
-        known = {pairs[index]: index for index in indices}
-        results = {pair: float(result.scores[index]) for pair, index in known.items()}
-        raw = {pair: float(result.raw_scores[index]) for pair, index in known.items()}
-        if scored is not None:
-            results |= zip(variants, scored.scores.tolist(), strict=True)
-            raw |= zip(variants, scored.raw_scores.tolist(), strict=True)
-        return {
-            index: Deletions(deletion.by, _effects(texts, results), _effects(texts, raw))
-            for index, texts in plans.items()
-        }
+    own = queries if len(queries) > 1 else [*queries] * len(documents)
+    pairs = list(zip(own, documents, strict=True))
 
-    seconds = result.seconds if scored is None else result.seconds + scored.seconds
+    async def run(
+        inputs: Sequence[Input], further: FurtherInputs | None
+    ) -> tuple[PairScores, Values]:
+        sides = queries, documents
+        if inputs is not pairs:
+            sides = cast(tuple[Sequence[str], Sequence[str]], tuple(zip(*inputs, strict=True)))
+        bulk = replace(options, priority="bulk")
+        result = await score(model, *sides, limits, 0, None, bulk, further)
+        return result, np.stack([result.scores, result.raw_scores], 1)[:, :, None]
+
+    planner = _Planner(model, pairs, deletion, limits, options, known=_values_of(pairs, known))
+    result, deletions = await _explained(run, planner)
+    count = len(pairs)
     return replace(
         result,
-        deletions=await asyncio.to_thread(deletions),
-        explanation_tokens=tokens,
-        seconds=seconds,
+        scores=result.scores[:count],
+        raw_scores=result.raw_scores[:count],
+        tokens=result.tokens[:count],
+        truncated=result.truncated[:count],
+        deletions=dict(enumerate(deletions)),
+        explanation_tokens=planner.tokens,
     )
 
 
-async def _scores_of(
-    model: LoadedModel, variants: Sequence[Pair], limits: PairLimits, options: CallOptions
-) -> PairScores:
-    queries, documents = (list(side) for side in zip(*variants, strict=True))
-    one_query = queries[:1] if len(set(queries)) == 1 else queries
-    return await score(model, one_query, documents, limits, 0, None, options)
+async def explain_labels(
+    model: LoadedModel, inputs: Sequence[Input], deletion: Deletion, options: CallOptions
+) -> Classification:
+    """Return the labels of inputs, and how the units of their texts change the score of one.
 
+    See `explain_scores`.
 
-def _effects(plans: Sequence[_Plan], results: Mapping[Pair, float]) -> list[TextEffects]:
-    return [
-        effects_of(
-            plan.side,
-            plan.read,
-            plan.units,
-            results[plan.whole],
-            [results.get(pair) for pair in plan.variants],
+    Raises:
+        InvalidInput: The model does not have the label.
+        VitrineError: Any error of `explain_scores`, and of `classify`.
+    """
+    labels = model.artifact.manifest.labels
+    if deletion.label is not None and labels and deletion.label not in labels:
+        raise InvalidInput(
+            f"the model {model.name} has no label {deletion.label!r}", pointer="/explain/label"
         )
-        for plan in plans
-    ]
+    if deletion.of != "document" or deletion.top_n is not None:
+        name = "top_n" if deletion.top_n is not None else "of"
+        raise InvalidInput(f"{name} is for scores of documents", pointer=f"/explain/{name}")
+
+    async def run(
+        inputs: Sequence[Input], further: FurtherInputs | None
+    ) -> tuple[Classification, Values]:
+        bulk = replace(options, priority="bulk")
+        result = await classify(model, inputs, NO_LIMITS, bulk, further)
+        return result, np.stack([result.scores, result.logits], 1)
+
+    planner = _Planner(model, inputs, deletion, NO_LIMITS, options, labels=labels)
+    result, deletions = await _explained(run, planner)
+    count = len(inputs)
+    return replace(
+        result,
+        logits=result.logits[:count],
+        scores=result.scores[:count],
+        rows=result.rows[:count],
+        deletions=deletions,
+        explanation_tokens=planner.tokens,
+    )
+
+
+async def _explained(run: Run[Result], planner: "_Planner") -> tuple[Result, list[Deletions]]:
+    """Run inputs with their variants, and return the results of all and the explanations."""
+    result, values = await run(planner.inputs, planner.further(planner.first))
+    planner.add(values)
+    more = await asyncio.to_thread(planner.second)
+    if more:
+        with without_index():
+            second, values = await run(more, planner.further(lambda _: ()))
+        planner.add(values, more)
+        result = replace(result, seconds=result.seconds + second.seconds)
+    return result, await asyncio.to_thread(planner.deletions)
+
+
+def _values_of(pairs: Sequence[Pair], known: PairScores | None) -> dict[Input, Values]:
+    if known is None:
+        return {}
+    values = np.stack([known.scores, known.raw_scores], 1)[:, :, None]
+    return dict(zip(pairs, values, strict=True))
 
 
 @dataclass(frozen=True)
+class _Part:
+    """The part of a text that the model reads.
+
+    Attributes:
+        index: Index of the input.
+        text: Index of the text in the input.
+        read: Span of the part in the text.
+        whole: The input, of the parts of its texts that the model reads.
+        by: Kind of its units.
+        units: Span of each unit in the part.
+    """
+
+    index: int
+    text: int
+    read: Span
+    whole: Input
+    by: UnitKind
+    units: Sequence[Span]
+
+    @property
+    def content(self) -> str:
+        """The part."""
+        return self.whole if isinstance(self.whole, str) else self.whole[self.text]
+
+    def with_text(self, variant: str) -> Input:
+        """Return the input with a variant in place of the part."""
+        if isinstance(self.whole, str):
+            return variant
+        return (variant, self.whole[1]) if self.text == 0 else (self.whole[0], variant)
+
+    def without(self, unit: Span) -> Input:
+        """Return the input without a unit of the part."""
+        return self.with_text(without(self.content, unit))
+
+    def alone(self, unit: Span) -> Input:
+        """Return the input with a unit in place of the part."""
+        return self.with_text(self.content[slice(*unit)])
+
+
+@dataclass
 class _Planner:
-    """Chooses the variants of pairs; arguments as of `with_deletions`."""
+    """Chooses the variants of inputs, and computes the explanations from their values.
+
+    Attributes:
+        model: The model.
+        inputs: The inputs.
+        deletion: Options of the explanations.
+        limits: Maximum number of tokens of both texts of a pair.
+        options: Options of the call.
+        labels: Labels of a classifier; empty for scores of pairs.
+        known: Values of the inputs that are known, which the explanations have too.
+        tokens: Number of tokens of all rows that have run.
+    """
 
     model: LoadedModel
+    inputs: Sequence[Input]
     deletion: Deletion
     limits: PairLimits
     options: CallOptions
+    labels: Sequence[str] = ()
+    known: Mapping[Input, Values] = field(default_factory=dict)
+    tokens: int = 0
+    _chars: int = 0
+    _parts: list[_Part] = field(default_factory=list)
+    _chosen: list[Input] = field(default_factory=list)
+    _values: dict[Input, Values] = field(default_factory=dict)
+    # With `by="auto"`: number of tokens of each input, and without the part; remaining tokens.
+    _lengths: list[tuple[int, int]] = field(default_factory=list)
+    _remaining: list[int] = field(default_factory=list)
+    _words: dict[int, list[Span]] = field(default_factory=dict)
 
-    def plan(
-        self, pairs: Sequence[Pair], result: PairScores, indices: Sequence[int]
-    ) -> tuple[dict[int, list[_Plan]], list[Pair], int]:
-        """Return the variants of each pair, by its index, and all that are to be scored, each once.
+    def further(self, choose: Callable[[Sequence[bool]], Sequence[Input]]) -> FurtherInputs:
+        """Return inputs that run together with others, within the limit of tokens."""
+        overflow = self.options.on_overflow
+        # A variant of a text that just fits can have more tokens, and "error" would refuse it.
+        return FurtherInputs(choose, self._count, "truncate" if overflow == "error" else overflow)
 
-        The third value is the number of tokens of the latter.
-        """
-        plans: dict[int, list[_Plan]] = {}
-        # Refused before they take memory.
-        chars, max_chars = 0, self.deletion.max_tokens * _CHARS_PER_TOKEN
-        for index in indices:
-            if self.options.deadline is not None and not self.options.deadline.remaining_s:
-                raise TimeoutError
-            query, document = pair = pairs[index]
-            spans = (0, len(query)), (0, len(document))
-            if result.truncated[index]:
-                chars += len(query) + len(document)
-                self._check(chars <= max_chars)
-                spans = self._read(pair)
-            whole = (query[slice(*spans[0])], document[slice(*spans[1])])
-            plans[index] = []
-            for side in self.deletion.sides:
-                at = _SIDES.index(side)
-                units = unit_spans(whole[at], self.deletion.by)
-                chars += (len(units) + 1) * len(whole[at])
-                self._check(chars <= max_chars)
-                variants = [
-                    (text, whole[1]) if side == "query" else (whole[0], text)
-                    for text in variants_of(whole[at], units)
-                ]
-                plans[index].append(_Plan(side, spans[at], units, whole, variants))
-        known = {pairs[index] for index in indices}
-        own = (plan for each in plans.values() for plan in each)
-        every = dict.fromkeys(pair for plan in own for pair in (plan.whole, *plan.variants))
-        scorable = self._with_result(pair for pair in every if pair not in known)
-        tokens = self._tokens(scorable)
-        self._check(tokens <= self.deletion.max_tokens)
-        return plans, scorable, tokens
+    def add(self, values: Values, inputs: Sequence[Input] | None = None) -> None:
+        """Keep the values of inputs; None: of those of the call, and of the first variants."""
+        own = [*self.inputs, *self._chosen] if inputs is None else inputs
+        self._values |= zip(own, values, strict=True)
+        self._values |= self.known
+
+    def first(self, truncated: Sequence[bool]) -> Sequence[Input]:
+        """Return the variants that run together with the inputs."""
+        for index, is_truncated in enumerate(truncated):
+            self._check_deadline()
+            self._parts += self._parts_of(index, is_truncated)
+        wanted = self._auto() if self.deletion.by == "auto" else self._every()
+        wholes = (part.whole for part in self._parts)
+        own = {*self.inputs}
+        self._chosen = self._with_result(
+            variant for variant in dict.fromkeys((*wholes, *wanted)) if variant not in own
+        )
+        return self._chosen
+
+    def second(self) -> Sequence[Input]:
+        """Return the variants that depend on the results of the first: those of "auto"."""
+        if self.deletion.by != "auto":
+            return []
+        wanted: list[Input] = []
+        for at, part in enumerate(self._parts):
+            wanted += self._refined(at, part)
+        new = (variant for variant in dict.fromkeys(wanted) if variant not in self._values)
+        return self._with_result(new)
+
+    def deletions(self) -> list[Deletions]:
+        """Return the explanation of each input."""
+        explanations: list[Deletions] = []
+        for index in range(len(self.inputs)):
+            label = self._label(index) if self.labels else None
+            own = [(at, part) for at, part in enumerate(self._parts) if part.index == index]
+            texts, raw_texts = (
+                [self._effects(at, part, raw) for at, part in own] for raw in (False, True)
+            )
+            explanations.append(Deletions(texts, raw_texts, label))
+        return explanations
+
+    def _parts_of(self, index: int, is_truncated: bool) -> list[_Part]:
+        whole = self.inputs[index]
+        texts = (whole,) if isinstance(whole, str) else whole
+        spans: Sequence[Span] = [(0, len(text)) for text in texts]
+        if is_truncated:
+            self._count_chars(sum(map(len, texts)))
+            spans = self._read(whole)
+            read = [text[slice(*span)] for text, span in zip(texts, spans, strict=True)]
+            whole = read[0] if isinstance(whole, str) else (read[0], read[1])
+        chosen = range(len(texts)) if self.labels else self.deletion.texts
+        parts: list[_Part] = []
+        for text in chosen:
+            content = whole if isinstance(whole, str) else whole[text]
+            by: UnitKind = "sentences" if self.deletion.by == "auto" else self.deletion.by
+            units = unit_spans(content, by)
+            if self.deletion.by == "auto" and len(units) < 2:
+                by, units = "words", unit_spans(content, "words")
+            parts.append(_Part(index, text, spans[text], whole, by, units))
+        return parts
+
+    def _every(self) -> Iterable[Input]:
+        for part in self._parts:
+            self._count_chars((len(part.units) + 1) * len(part.content))
+        for part in self._parts:
+            yield part.with_text("")
+            yield from map(part.without, part.units)
+            yield from map(part.alone, part.units)
+
+    def _auto(self) -> Iterable[Input]:
+        """Return each unit alone and, if the tokens suffice, the texts without each unit."""
+        empties = [part.with_text("") for part in self._parts]
+        wholes = [part.whole for part in self._parts]
+        fixed, total = self._tokens_of(empties), self._tokens_of(wholes)
+        self._lengths = list(zip(total, fixed, strict=True))
+        # The inputs themselves run too. Estimates are a bit low: a variant can split otherwise.
+        available = int(0.95 * self.deletion.max_tokens) - sum(total)
+        wanted: list[Input] = []
+        for part, empty in zip(self._parts, empties, strict=True):
+            length, rest = self._lengths[len(self._remaining)]
+            count = len(part.units)
+            alone = rest + count * (rest + 1) + (length - rest)
+            left_out = count * (length + 1)
+            remaining = available // len(self._parts) - alone
+            self._check(remaining >= 0)
+            self._count_chars(2 * len(part.content))
+            wanted += [empty, *map(part.alone, part.units)]
+            share = 1.0 if part.by == "words" else _SENTENCES_SHARE
+            if left_out <= share * remaining:
+                self._count_chars(count * len(part.content))
+                wanted += map(part.without, part.units)
+                remaining -= left_out
+            self._remaining.append(remaining)
+        return wanted
+
+    def _refined(self, at: int, part: _Part) -> Iterable[Input]:
+        """Return further variants of a text, by what its units alone and left out have shown."""
+        length, rest = self._lengths[at]
+        remaining = self._remaining[at]
+        effects = self._effects(at, part, raw=True).units
+        is_measured = any(effect.left_out is not None for effect in effects)
+        if part.units and not is_measured:
+            fit = remaining // (length + 1)
+            largest = np.argsort([-abs(effect.alone or 0.0) for effect in effects], kind="stable")
+            chosen = [part.units[index] for index in largest[:fit].tolist()]
+            self._count_chars(len(chosen) * len(part.content))
+            return [*map(part.without, chosen)]
+        if part.by == "words":
+            return []
+        by_rank = sorted(range(len(effects)), key=lambda index: effects[index].rank)
+        wanted: list[Input] = []
+        for index in by_rank[:_BEST_SENTENCES]:
+            start, end = part.units[index]
+            words = [
+                (start + a, start + b) for a, b in unit_spans(part.content[start:end], "words")
+            ]
+            remaining -= len(words) * (length + rest + 2) + length
+            if remaining < 0:
+                break
+            self._count_chars(len(words) * len(part.content))
+            self._words.setdefault(at, []).extend(words)
+            wanted += [*map(part.without, words), *map(part.alone, words)]
+        return wanted
+
+    def _effects(self, at: int, part: _Part, raw: bool) -> TextEffects:
+        column = self.labels.index(self._label(part.index)) if self.labels else 0
+
+        def value(variant: Input) -> float | None:
+            values = self._values.get(variant)
+            return None if values is None else float(values[int(raw), column])
+
+        whole, empty = value(part.whole), value(part.with_text(""))
+        assert whole is not None  # noqa: S101 - it has run
+
+        def effects(units: Sequence[Span]) -> list[UnitEffect]:
+            return effects_of(
+                *(part.read[0], units, whole, empty),
+                [value(part.without(unit)) for unit in units],
+                [value(part.alone(unit)) for unit in units],
+            )
+
+        words = sorted(self._words.get(at, ()))
+        return TextEffects(
+            part.text, part.read, whole, empty, part.by, effects(part.units), effects(words)
+        )
+
+    def _label(self, index: int) -> str:
+        if self.deletion.label is not None:
+            return self.deletion.label
+        return self.labels[int(self._values[self.inputs[index]][1].argmax())]
+
+    def _count(self, tokens: int) -> None:
+        """Count the tokens of all rows of a run, and refuse too many."""
+        self.tokens += tokens
+        self._check(self.tokens <= self.deletion.max_tokens)
+
+    def _count_chars(self, count: int) -> None:
+        """Count characters of variants before these take memory, and refuse too many."""
+        self._chars += count
+        self._check(self._chars <= self.deletion.max_tokens * _CHARS_PER_TOKEN)
 
     def _check(self, fits: bool) -> None:
         if not fits:
+            coarser = "" if self.deletion.by == "auto" else ', or by "auto"'
             raise InvalidInput(
-                f"leaving out each of the {self.deletion.by} takes more than "
-                f"{self.deletion.max_tokens} tokens; explain fewer or shorter texts, or by "
-                "sentences",
+                f"leaving out the units of the texts takes more than {self.deletion.max_tokens} "
+                f"tokens; explain fewer or shorter texts{coarser}",
                 code="too_many_tokens",
                 pointer="/explain",
             )
+
+    def _check_deadline(self) -> None:
+        deadline = self.options.deadline
+        if deadline is not None and not deadline.remaining_s:
+            raise TimeoutError
 
     @property
     def _reads_pairs(self) -> bool:
         return "logits" in self.model.artifact.manifest.outputs
 
-    def _read(self, pair: Pair) -> tuple[Span, Span]:
-        """Return the spans of a pair's texts that the model reads."""
-        tokenizer, options = self.model.tokenizer, self.options
+    def _read(self, whole: Input) -> Sequence[Span]:
+        """Return the spans of the texts of an input that the model reads."""
+        tokenizer, overflow = self.model.tokenizer, self.options.on_overflow
+        prompt = self.options.prompt_name
+        if isinstance(whole, str):
+            return [tokenizer.read_span(whole, prompt, overflow)]
         if self._reads_pairs:
-            overflow = options.on_overflow
-            return tokenizer.read_spans(pair, options.prompt_name, overflow, self.limits)
-        query, document = (
-            tokenizer.read_span(text, side, options.on_overflow)
-            for text, side in zip(pair, _SIDES, strict=True)
-        )
-        return query, document
+            return tokenizer.read_spans(whole, prompt, overflow, self.limits)
+        sides = zip(whole, _SIDES, strict=True)
+        return [tokenizer.read_span(text, side, overflow) for text, side in sides]
 
-    def _tokens(self, pairs: Sequence[Pair]) -> int:
-        """Return the number of tokens of the rows of pairs, or of their texts, each once."""
-        tokenizer, options = self.model.tokenizer, self.options
-        if self._reads_pairs:
-            prompted = options.prompt_name, options.on_overflow
-            rows = tokenizer.rows_of_pairs(pairs, *prompted, self.limits)
-            return sum(len(row.ids) for row in rows)
-        return sum(
-            len(row.ids)
-            for side, texts in zip(_SIDES, zip(*pairs, strict=True), strict=False)
-            for row in tokenizer.rows_of_texts([*{*texts}], side, options.on_overflow)
-        )
+    def _tokens_of(self, inputs: Sequence[Input]) -> list[int]:
+        """Return the number of tokens that run for each input; 0: it has no tokens.
 
-    def _with_result(self, pairs: Iterable[Pair]) -> list[Pair]:
-        """Return the pairs of which the model has a score: texts can have no tokens, and none."""
+        Of a pair whose texts are encoded separately, only the text with units counts.
+        """
+        return [self._length(part, own) for part, own in zip(self._parts, inputs, strict=True)]
+
+    def _length(self, part: _Part, own: Input) -> int:
         tokenizer, prompt = self.model.tokenizer, self.options.prompt_name
         if self._reads_pairs:
-            is_empty = not _has_tokens(
-                lambda: tokenizer.rows_of_pairs([("", "")], prompt, "truncate")
-            )
-            return [pair for pair in pairs if not (is_empty and pair == ("", ""))]
+            rows = partial(tokenizer.rows_of_pairs, [own], prompt, "truncate", self.limits)
+        else:
+            text = own[part.text]
+            rows = partial(tokenizer.rows_of_texts, [text], _SIDES[part.text], "truncate")
+        try:
+            (row,) = rows()
+        except InvalidInput as error:
+            if error.code != "no_tokens":
+                raise
+            return 0
+        return len(row.ids)
+
+    def _with_result(self, inputs: Iterable[Input]) -> list[Input]:
+        """Return the inputs of which the model has a result: texts can have no tokens, and none."""
+        tokenizer, prompt = self.model.tokenizer, self.options.prompt_name
+        if self._reads_pairs:
+            empty: Sequence[Input] = ("", ("", ""))
+            rows = partial(tokenizer.rows_of_pairs, prompt_name=prompt, on_overflow="truncate")
+            without_rows = [own for own in empty if not _has_tokens(partial(rows, [own]))]
+            return [own for own in inputs if own not in without_rows]
 
         @cache
-        def has_row(text: str, side: Side) -> bool:
-            return _has_tokens(lambda: tokenizer.rows_of_texts([text], side, "truncate"))
+        def has_row(text: str, side: str) -> bool:
+            return _has_tokens(partial(tokenizer.rows_of_texts, [text], side, "truncate"))
 
         if all(has_row("", side) for side in _SIDES):  # nearly always
-            return list(pairs)
-        return [pair for pair in pairs if all(map(has_row, pair, _SIDES))]
+            return list(inputs)
+        return [own for own in inputs if all(map(has_row, own, _SIDES))]
 
 
 def _has_tokens(tokenize: Callable[[], object]) -> bool:

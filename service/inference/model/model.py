@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -11,6 +11,7 @@ import numpy as np
 from models.quantization import OutputDtype
 from service.inference.call_options import (
     CallArguments,
+    CallOptions,
     Deadline,
     OnOverflow,
     Priority,
@@ -28,7 +29,7 @@ from service.inference.model.arguments import (
 )
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.chunk_scores import chunks_are_not_explained
-from service.inference.model.explanations import with_deletions
+from service.inference.model.explanations import explain_labels, explain_scores
 from service.inference.model.pair_scores import PairScores
 from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
@@ -48,7 +49,7 @@ from service.inference.results.vectors import (
     truncate_and_normalize,
 )
 from service.inference.tokenizing.chunking import Chunking
-from service.inference.tokenizing.pairs import NO_LIMITS
+from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 from service.inference.tokenizing.rows import Span
 
 Inputs = str | Sequence[str | Sequence[int]]
@@ -369,12 +370,16 @@ class Model(LoadedModel):
     async def classify(
         self,
         inputs: str | Sequence[str | tuple[str, str]],
+        *,
+        explain: Deletion | None = None,
         **options: Unpack[CallArguments],
     ) -> Classification:
         """Return the score of each label for each text or pair of texts.
 
         Args:
             inputs: A text, or a list of texts and of pairs of texts, such as query and document.
+            explain: How to explain the score of a label by what it is without a part of the texts;
+                None: not.
             options: See `CallArguments`.
 
         Raises:
@@ -383,7 +388,12 @@ class Model(LoadedModel):
             VitrineError: Any error of `encode`, under the same conditions.
         """
         call = call_options(**options)
-        return await scoring.classify(self, pair_list(inputs), NO_LIMITS, call)
+        items = pair_list(inputs)
+        if explain is None:
+            return await scoring.classify(self, items, NO_LIMITS, call)
+        if not isinstance(explain, Deletion):
+            raise InvalidInput("explain must be a Deletion or None", pointer="/explain")
+        return await explain_labels(self, items, explain, call)
 
     async def tag(
         self,
@@ -470,9 +480,8 @@ class Model(LoadedModel):
             result = await scoring.rerank(self, query, documents, limits, explained, chunking, call)
         if not isinstance(explain, Deletion):
             return result
-        best = result.ranking(min(explain.top_n or TOP_N, top_n or len(documents)))
-        pairs = [(query, document) for document in documents]
-        return await with_deletions(self, pairs, result, best, explain, limits, call)
+        count = min(explain.top_n or TOP_N, top_n or len(documents))
+        return await _with_best(self, [query], documents, result, count, explain, limits, call)
 
     async def score(
         self,
@@ -526,15 +535,15 @@ class Model(LoadedModel):
             )
         explained = len(documents) if terms else 0
         with scoring.locating(len(queries), *paths):
+            if isinstance(explain, Deletion) and explain.top_n is None:
+                return await explain_scores(self, queries, documents, explain, NO_LIMITS, call)
             result = await scoring.score(
                 self, queries, documents, NO_LIMITS, explained, chunking, call
             )
         if not isinstance(explain, Deletion):
             return result
-        own = queries if len(queries) > 1 else [*queries] * len(documents)
-        pairs = list(zip(own, documents, strict=True))
-        best = result.ranking(explain.top_n)
-        return await with_deletions(self, pairs, result, best, explain, NO_LIMITS, call)
+        count = explain.top_n
+        return await _with_best(self, queries, documents, result, count, explain, NO_LIMITS, call)
 
     async def tokenize(
         self,
@@ -577,6 +586,32 @@ class Model(LoadedModel):
         rows = id_lists(rows)
         work = partial(self.tokenizer.decode, rows, skip_special_tokens)
         return await self.run_tokenizer(work, rows, len(rows))
+
+
+async def _with_best(
+    model: LoadedModel,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    result: PairScores,
+    count: int | None,
+    deletion: Deletion,
+    limits: PairLimits,
+    options: CallOptions,
+) -> PairScores:
+    """Return scores with explanations by deletion of the best ones."""
+    best = result.ranking(count)
+    own = [documents[index] for index in best]
+    their = queries if len(queries) == 1 else [queries[index] for index in best]
+    with scoring.without_index():
+        explained = await explain_scores(
+            *(model, their, own, deletion, limits, options), known=result.of(best)
+        )
+    return replace(
+        result,
+        deletions={best[at]: deletions for at, deletions in explained.deletions.items()},
+        explanation_tokens=explained.explanation_tokens,
+        seconds=result.seconds + explained.seconds,
+    )
 
 
 def _explains_terms(explain: object, chunking: object) -> bool:

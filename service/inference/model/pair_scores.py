@@ -30,8 +30,8 @@ class PairScores:
         deletions: Explanation of the score by deletion, by index; empty if not requested.
         best_chunks: Chunk of each document with the highest score, which is the score of the pair;
             empty without chunking.
-        explanation_tokens: Number of tokens of all texts that were scored for `deletions`, those of
-            equal texts once.
+        explanation_tokens: Number of tokens of all texts that were scored for `deletions`, the
+            explained texts included and equal texts once.
     """
 
     scores: Scores
@@ -49,8 +49,19 @@ class PairScores:
     def size(self) -> int:
         """Cost of serialising to JSON, in numbers: a term or a unit costs as much as ten."""
         terms = sum(len(explanation.terms) for explanation in self.explanations.values())
-        units = sum(len(t.units) for each in self.deletions.values() for t in each.texts)
+        units = sum(each.units for each in self.deletions.values())
         return self.scores.size + 10 * (terms + units)
+
+    def of(self, indices: Sequence[int]) -> "PairScores":
+        """Return the scores of some pairs, without explanations."""
+        return PairScores(
+            self.scores[indices],
+            self.raw_scores[indices],
+            self.kind,
+            [self.tokens[index] for index in indices],
+            [self.truncated[index] for index in indices],
+            self.seconds,
+        )
 
     def ranking(self, limit: int | None = None) -> list[int]:
         """Return the indices of the pairs by their scores, best first.

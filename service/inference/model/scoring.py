@@ -2,19 +2,20 @@
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import numpy as np
 
-from service.inference.call_options import CallOptions
-from service.inference.errors import InvalidInput, VitrineError
+from service.inference.call_options import CallOptions, OnOverflow
+from service.inference.errors import InferenceFailed, InvalidInput, VitrineError
 from service.inference.explain.terms import check_explainable
 from service.inference.model.chunk_scores import check_chunking, score_pairs, score_vectors
 from service.inference.model.pair_scores import PairScores
+from service.inference.model.pair_texts import PairTexts
 from service.inference.model.similarity import EncodedTexts, compare, similarity_of, token_limit
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS, Classification
@@ -24,6 +25,8 @@ from service.inference.tokenizing.rows import Row
 from service.request_trace import TRACE
 
 Item = TypeVar("Item")
+Pair = tuple[str, str]
+Input = str | Pair
 
 # Maximum number of pairs of vectors that are compared in the event loop. 1,000 pairs of sparse
 # vectors with 120 entries take 8 ms, and 1,000 of embeddings with 384 dimensions 0.6 ms.
@@ -32,11 +35,29 @@ _INLINE_PAIRS = 100
 LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 
 
+@dataclass(frozen=True)
+class FurtherInputs:
+    """Inputs that run together with those of a call, and are chosen once these are tokenised.
+
+    Their results come after those of the call. An error of one of them has no index.
+
+    Attributes:
+        choose: Returns the inputs, given whether each input of the call is truncated.
+        check: Called with the number of tokens of all rows, each once; may refuse them.
+        on_overflow: Handling of those that are too long.
+    """
+
+    choose: Callable[[Sequence[bool]], Sequence[Input]]
+    check: Callable[[int], None]
+    on_overflow: OnOverflow
+
+
 async def classify(
     model: LoadedModel,
-    items: Sequence[str | tuple[str, str]],
+    items: Sequence[Input],
     limits: PairLimits,
     options: CallOptions,
+    further: FurtherInputs | None = None,
 ) -> Classification:
     """Return the score of each label for each text or pair of texts; see `Model.classify`.
 
@@ -45,14 +66,29 @@ async def classify(
         items: Texts and pairs of texts.
         limits: Maximum number of tokens of the first and of the second text of each pair.
         options: Options of the call; the prompt is that of texts and of the first text of pairs.
+        further: Inputs that run together with `items`; None: none.
     """
-    prompted = options.prompt_name, options.on_overflow
-    tokenize = partial(model.tokenizer.rows_of_pairs, items, *prompted, limits)
+
+    def tokenize() -> list[Row]:
+        read = partial(model.tokenizer.rows_of_pairs, limits=limits)
+        rows = read(items, options.prompt_name, options.on_overflow)
+        if further is not None:
+            with without_index():
+                chosen = further.choose([row.truncated for row in rows])
+                rows += read(chosen, options.prompt_name, further.on_overflow)
+                further.check(sum(len(row.ids) for row in rows))
+        return rows
+
     # A set, because a query shared by many documents is tokenised once.
     texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
-    rows, (results,), seconds = await model.run(
-        list(texts), len(items), tokenize, ("logits",), options
-    )
+    try:
+        rows, (results,), seconds = await model.run(
+            *(list(texts), len(items), tokenize, ("logits",), options), in_thread=bool(further)
+        )
+    except VitrineError as error:
+        if error.index is not None and error.index >= len(items):
+            error.index = None
+        raise
     manifest = model.artifact.manifest
     logits = np.array(results, np.float64)  # (N, C)
     scores = ACTIVATIONS[manifest.activation](logits)
@@ -67,6 +103,7 @@ async def score(
     explained: int,
     chunking: Chunking | None,
     options: CallOptions,
+    further: FurtherInputs | None = None,
 ) -> PairScores:
     """Return the relevance of each document to the query, or to the query of the same index.
 
@@ -81,6 +118,7 @@ async def score(
         explained: Number of best scores to explain by their terms.
         chunking: See `Model.score`.
         options: Options of the call; only rerankers take a prompt, that of queries.
+        further: Pairs that run together with these, without `chunking`; None: none.
     """
     manifest = model.artifact.manifest
     if "logits" in manifest.outputs:
@@ -92,7 +130,7 @@ async def score(
     if "logits" in manifest.outputs:
         if chunking is not None:
             return await score_pairs(model, queries, documents, chunking, limits, options)
-        return await _score_pairs(model, queries, documents, limits, options)
+        return await _score_pairs(model, queries, documents, limits, options, further)
     if options.prompt_name is not None:
         raise InvalidInput(
             "prompt_name applies to rerankers; this model has the prompts query and document",
@@ -106,7 +144,7 @@ async def score(
             )
     if chunking is not None:
         return await score_vectors(model, queries, documents, chunking, options)
-    return await _score_vectors(model, queries, documents, explained, options)
+    return await _score_vectors(model, queries, documents, explained, options, further)
 
 
 async def rerank(
@@ -149,13 +187,14 @@ async def _score_pairs(
     documents: Sequence[str],
     limits: PairLimits,
     options: CallOptions,
+    further: FurtherInputs | None,
 ) -> PairScores:
     """Return the scores of a reranker."""
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
     pairs = list(zip(_repeated(queries, len(documents)), documents, strict=True))
     try:
-        result = await classify(model, pairs, limits, options)
+        result = await classify(model, pairs, limits, options, further)
     except VitrineError as error:
         if error.index is not None:
             error.index += len(queries)
@@ -176,40 +215,37 @@ async def _score_vectors(
     documents: Sequence[str],
     explained: int,
     options: CallOptions,
+    further: FurtherInputs | None,
 ) -> PairScores:
     """Return similarities of vectors; each text is encoded once."""
     output, similarity = similarity_of(model)
     outputs = (output, *(similarity.explained_by if explained else ()))
-    own_queries, own_documents = (list(dict.fromkeys(side)) for side in (queries, documents))
+    texts = PairTexts(model.tokenizer, with_offsets=explained > 0)
 
     def tokenize() -> list[Row]:
-        rules = options.on_overflow, explained > 0
-        rows = model.tokenizer.rows_of_texts(own_queries, "query", *rules)
-        try:
-            rows += model.tokenizer.rows_of_texts(own_documents, "document", *rules)
-        except VitrineError as error:
-            if error.index is not None:
-                error.index += count
-            raise
-        return rows
+        texts.add(queries, documents, options.on_overflow)
+        if further is not None:
+            with without_index():
+                chosen = cast(Sequence[Pair], further.choose(texts.truncated))
+                if chosen:
+                    first, second = zip(*chosen, strict=True)
+                    texts.add(first, second, further.on_overflow)
+                further.check(sum(len(row.ids) for row in texts.rows))
+        return texts.rows
 
-    texts, count = [*own_queries, *own_documents], len(own_queries)
     try:
         rows, results, seconds = await model.run(
-            *(texts, len(queries) + len(documents), tokenize, outputs, options),
+            *([*{*queries}, *{*documents}], len(queries) + len(documents), tokenize),
+            *(outputs, options),
             max_tokens=token_limit(model, output),
+            in_thread=bool(further),
         )
-    except VitrineError as error:
-        if error.index is not None:
-            is_query, text = error.index < count, texts[error.index]
-            error.index = queries.index(text) if is_query else len(queries) + documents.index(text)
+    except InferenceFailed as error:
+        if error.index is not None:  # of a row
+            error.index = texts.index_of(error.index, queries, documents)
         raise
-    query_rows = {text: index for index, text in enumerate(own_queries)}
-    document_rows = {text: count + index for index, text in enumerate(own_documents)}
-    sides_of_pairs = zip(_repeated(queries, len(documents)), documents, strict=True)
-    pairs = [(query_rows[query], document_rows[document]) for query, document in sides_of_pairs]
     compared = time.perf_counter()
-    encoded = EncodedTexts(rows, results, count)
+    encoded, pairs = EncodedTexts(rows, results, texts.queries), texts.indices
     work = partial(compare, similarity, model, encoded, pairs, explained, options.deadline)
     is_long = explained > 0 or output == "multi" or len(pairs) > _INLINE_PAIRS
     scores, explanations = await asyncio.to_thread(work) if is_long else work()
@@ -218,16 +254,8 @@ async def _score_vectors(
         seconds["explain"] = explained_at - compared
         if (trace := TRACE.get()) is not None:
             trace.stages.append(("explain", explained_at))
-    sides = [(rows[query], rows[document]) for query, document in pairs]
-    return PairScores(
-        scores,
-        scores,
-        similarity.kind,
-        [len(query.ids) + len(document.ids) for query, document in sides],
-        [query.truncated or document.truncated for query, document in sides],
-        seconds,
-        explanations,
-    )
+    measured = texts.tokens, texts.truncated, seconds
+    return PairScores(scores, scores, similarity.kind, *measured, explanations)
 
 
 def _check_labels(model: LoadedModel) -> None:
@@ -262,4 +290,14 @@ def locating(queries: int, query_path: str, document_path: str) -> Iterator[None
             error.pointer = path.format(index if is_query else index - queries)
         elif error.pointer == "/inputs":  # all texts together
             error.pointer = "/documents"
+        raise
+
+
+@contextmanager
+def without_index() -> Iterator[None]:
+    """Remove the index of an error: it is that of an input which the caller did not send."""
+    try:
+        yield
+    except VitrineError as error:
+        error.index = None
         raise

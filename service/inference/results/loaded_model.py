@@ -282,6 +282,7 @@ class LoadedModel:
         *,
         max_tokens: int | None = None,
         needs_engine: bool = True,
+        in_thread: bool = False,
     ) -> tuple[Sequence[Row], list[Any], Stages]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
@@ -296,6 +297,7 @@ class LoadedModel:
             options: Deadline and priority.
             max_tokens: Maximum number of tokens for results per token; None: `max_token_vectors`.
             needs_engine: Whether a full queue refuses the inputs before they are tokenised.
+            in_thread: Whether `tokenize` runs in a thread even if the inputs are few and short.
 
         Raises:
             InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
@@ -312,7 +314,8 @@ class LoadedModel:
             if needs_engine and self.cache is None and self.batcher.is_full(options.priority):
                 raise self._queue_full_error()
             started = time.perf_counter()
-            rows = await self.run_tokenizer(tokenize, parts, count, options.deadline)
+            tokenized = count if not in_thread else _INLINE_INPUTS + 1
+            rows = await self.run_tokenizer(tokenize, parts, tokenized, options.deadline)
             tokenize_s = time.perf_counter() - started
             if any(OUTPUTS[output].per_token for output in outputs if output != "weights"):
                 self._check_token_count(rows, max_tokens or self.max_token_vectors)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.artifact import SimilarityName
+from service.inference.explain.deletion import Deletions
 from service.inference.results.vectors import SparseVector, Stages, Vectors, truncate_and_normalize
 from service.inference.tokenizing.rows import Row
 
@@ -26,6 +27,9 @@ class Classification:
         labels: Label of each of the C columns.
         rows: Token ids of each input, and whether it was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+        deletions: Explanation by deletion of the score of a label, of each input; empty if not
+            requested.
+        explanation_tokens: Number of tokens of all texts that were scored, for explanations.
     """
 
     logits: Scores
@@ -33,11 +37,13 @@ class Classification:
     labels: Sequence[str]
     rows: Sequence[Row]
     seconds: Stages
+    deletions: Sequence[Deletions] = ()
+    explanation_tokens: int = 0
 
     @property
     def size(self) -> int:
-        """Cost of serialising to JSON, in numbers: a label and its score cost as much as five."""
-        return 5 * self.scores.size
+        """Cost of serialising to JSON, in numbers: a label costs as much as five, a unit as ten."""
+        return 5 * self.scores.size + sum(10 * each.units for each in self.deletions)
 
     def best_labels(self, limit: int | None = None) -> list[list[int]]:
         """Return the columns of the best labels of each input, best first.

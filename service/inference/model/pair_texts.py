@@ -1,0 +1,103 @@
+"""Texts of pairs whose vectors are compared: each is tokenised and encoded once."""
+
+from collections.abc import Sequence
+
+from service.inference.call_options import OnOverflow
+from service.inference.errors import VitrineError
+from service.inference.tokenizing.rows import Row
+from service.inference.tokenizing.tokenizer import TextTokenizer
+
+
+class _Side:
+    """Texts of one side of pairs, and their rows."""
+
+    def __init__(self, tokenizer: TextTokenizer, prompt_name: str, with_offsets: bool) -> None:
+        self._tokenizer = tokenizer
+        self._prompt_name = prompt_name
+        self._with_offsets = with_offsets
+        self.indices: dict[str, int] = {}
+        self.rows: list[Row] = []
+
+    def add(self, texts: Sequence[str], on_overflow: OnOverflow) -> None:
+        """Tokenize the texts that are new; an error has the index among `texts`."""
+        new = [text for text in dict.fromkeys(texts) if text not in self.indices]
+        rules = self._prompt_name, on_overflow, self._with_offsets
+        try:
+            self.rows += self._tokenizer.rows_of_texts(new, *rules)
+        except VitrineError as error:
+            if error.index is not None:
+                error.index = texts.index(new[error.index])
+            raise
+        self.indices |= {text: len(self.indices) + at for at, text in enumerate(new)}
+
+    def text(self, row: int) -> str:
+        return list(self.indices)[row]
+
+
+class PairTexts:
+    """Queries and documents of pairs, each with its prompt.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        with_offsets: Whether rows have token offsets.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, with_offsets: bool) -> None:
+        self._queries = _Side(tokenizer, "query", with_offsets)
+        self._documents = _Side(tokenizer, "document", with_offsets)
+        self._pairs: list[tuple[str, str]] = []
+
+    def add(
+        self, queries: Sequence[str], documents: Sequence[str], on_overflow: OnOverflow
+    ) -> None:
+        """Add one pair per document: with the query of its index, or with the only query.
+
+        Raises:
+            VitrineError: Any error of `rows_of_texts`; its index is that among queries and
+                documents, queries first.
+        """
+        self._queries.add(queries, on_overflow)
+        try:
+            self._documents.add(documents, on_overflow)
+        except VitrineError as error:
+            if error.index is not None:
+                error.index += len(queries)
+            raise
+        own = [*queries] * len(documents) if len(queries) == 1 else queries
+        self._pairs += zip(own, documents, strict=True)
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows of the queries, then those of the documents."""
+        return self._queries.rows + self._documents.rows
+
+    @property
+    def queries(self) -> int:
+        """Number of the queries' rows."""
+        return len(self._queries.rows)
+
+    @property
+    def indices(self) -> list[tuple[int, int]]:
+        """Indices of the rows of each pair."""
+        first, second = self._queries.indices, self._documents.indices
+        return [(first[query], self.queries + second[document]) for query, document in self._pairs]
+
+    @property
+    def tokens(self) -> list[int]:
+        """Number of tokens of each pair."""
+        rows = self.rows
+        return [len(rows[first].ids) + len(rows[second].ids) for first, second in self.indices]
+
+    @property
+    def truncated(self) -> list[bool]:
+        """Whether a text of each pair is truncated."""
+        rows = self.rows
+        return [rows[first].truncated or rows[second].truncated for first, second in self.indices]
+
+    def index_of(self, row: int, queries: Sequence[str], documents: Sequence[str]) -> int | None:
+        """Return the index of a row's text among queries and documents; None: it has none."""
+        if row < self.queries:
+            text = self._queries.text(row)
+            return queries.index(text) if text in queries else None
+        text = self._documents.text(row - self.queries)
+        return len(queries) + documents.index(text) if text in documents else None
