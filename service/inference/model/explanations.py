@@ -27,8 +27,8 @@ from service.inference.model.scoring import (
     Input,
     Pair,
     classify,
+    of_variants,
     score,
-    without_index,
 )
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import Classification
@@ -48,7 +48,7 @@ _SIDES = ("query", "document")
 _CHARS_PER_TOKEN = 16
 # With `by="auto"`: share of the tokens that leaving out sentences may take, which leaves the others
 # to their words, and maximum number of sentences whose words are left out.
-_SENTENCES_SHARE, _BEST_SENTENCES = 0.6, 3
+_SENTENCES_SHARE, _BEST_SENTENCES = 0.6, 2
 
 
 async def explain_scores(
@@ -153,7 +153,7 @@ async def _explained(run: Run[Result], planner: "_Planner") -> tuple[Result, lis
     planner.add(values)
     more = await asyncio.to_thread(planner.second)
     if more:
-        with without_index():
+        with of_variants():
             second, values = await run(more, planner.further(lambda _: ()))
         planner.add(values, more)
         result = replace(result, seconds=result.seconds + second.seconds)

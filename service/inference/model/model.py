@@ -602,7 +602,7 @@ async def _with_best(
     best = result.ranking(count)
     own = [documents[index] for index in best]
     their = queries if len(queries) == 1 else [queries[index] for index in best]
-    with scoring.without_index():
+    with scoring.of_variants():
         explained = await explain_scores(
             *(model, their, own, deletion, limits, options), known=result.of(best)
         )

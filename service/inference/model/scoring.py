@@ -39,7 +39,7 @@ LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
 class FurtherInputs:
     """Inputs that run together with those of a call, and are chosen once these are tokenised.
 
-    Their results come after those of the call. An error of one of them has no index.
+    Their results come after those of the call. An error of one of them has the pointer "/explain".
 
     Attributes:
         choose: Returns the inputs, given whether each input of the call is truncated.
@@ -73,7 +73,7 @@ async def classify(
         read = partial(model.tokenizer.rows_of_pairs, limits=limits)
         rows = read(items, options.prompt_name, options.on_overflow)
         if further is not None:
-            with without_index():
+            with of_variants():
                 chosen = further.choose([row.truncated for row in rows])
                 rows += read(chosen, options.prompt_name, further.on_overflow)
                 further.check(sum(len(row.ids) for row in rows))
@@ -87,7 +87,7 @@ async def classify(
         )
     except VitrineError as error:
         if error.index is not None and error.index >= len(items):
-            error.index = None
+            name_explanation(error)
         raise
     manifest = model.artifact.manifest
     logits = np.array(results, np.float64)  # (N, C)
@@ -225,7 +225,7 @@ async def _score_vectors(
     def tokenize() -> list[Row]:
         texts.add(queries, documents, options.on_overflow)
         if further is not None:
-            with without_index():
+            with of_variants():
                 chosen = cast(Sequence[Pair], further.choose(texts.truncated))
                 if chosen:
                     first, second = zip(*chosen, strict=True)
@@ -243,6 +243,8 @@ async def _score_vectors(
     except InferenceFailed as error:
         if error.index is not None:  # of a row
             error.index = texts.index_of(error.index, queries, documents)
+            if error.index is None:
+                name_explanation(error)
         raise
     compared = time.perf_counter()
     encoded, pairs = EncodedTexts(rows, results, texts.queries), texts.indices
@@ -294,10 +296,16 @@ def locating(queries: int, query_path: str, document_path: str) -> Iterator[None
 
 
 @contextmanager
-def without_index() -> Iterator[None]:
-    """Remove the index of an error: it is that of an input which the caller did not send."""
+def of_variants() -> Iterator[None]:
+    """Let errors of inputs that the caller did not send name the explanation."""
     try:
         yield
     except VitrineError as error:
-        error.index = None
+        if error.index is not None:
+            name_explanation(error)
         raise
+
+
+def name_explanation(error: VitrineError) -> None:
+    """Replace the index of an input by the pointer to the explanation."""
+    error.index, error.pointer = None, "/explain"

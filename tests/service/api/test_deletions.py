@@ -41,10 +41,11 @@ def test_left_out_and_alone_are_differences_of_two_scores(
         explain={},
     )
     (explanation,) = response["explanations"]
-    assert (explanation["method"], explanation["by"]) == ("deletion", "words")
+    assert explanation["method"] == "deletion"
     assert response["explanation_tokens"] > 0
     (text,) = explanation["texts"]
-    assert (text["side"], text["start"], text["end"]) == ("document", 0, len(DOCUMENT))
+    assert (text["side"], text["by"]) == ("document", "words")
+    assert (text["start"], text["end"]) == (0, len(DOCUMENT))
     assert text["whole"] == response["scores"][0]
     assert text["empty"] == pytest.approx(score(""), abs=1e-5)
     units = text["units"]
@@ -90,7 +91,7 @@ def test_score_explains_as_many_documents_as_requested(client: TestClient) -> No
     [
         ("words", "/explain", "Input should be true, false, or an object"),
         (1, "/explain", "Input should be true, false, or an object"),
-        ({"by": "tokens"}, "/explain/by", "Input should be 'words' or 'sentences'"),
+        ({"by": "tokens"}, "/explain/by", "Input should be 'words', 'sentences' or 'auto'"),
         ({"of": "text"}, "/explain/of", "Input should be 'document', 'query' or 'both'"),
         ({"top_n": 0}, "/explain/top_n", "greater than or equal to 1"),
         ({"max_tokens": 20_001}, "/explain/max_tokens", "less than or equal to 20000"),

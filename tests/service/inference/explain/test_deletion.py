@@ -11,7 +11,6 @@ from service.inference.explain.deletion import (
     Deletion,
     effects_of,
     unit_spans,
-    variants_of,
     without,
 )
 
@@ -84,30 +83,21 @@ def test_all_characters_but_those_of_the_unit_are_left(text: str, by: str) -> No
             assert left[len(before.rstrip())].isspace() == is_apart
 
 
-def test_variants_are_the_empty_text_those_without_a_unit_and_the_units() -> None:
-    text = "The cat sat"
-    assert variants_of(text, unit_spans(text, "words")) == [
-        *("", "cat sat", "The sat", "The cat"),
-        *("The", "cat", "sat"),
-    ]
-
-
 def test_effects_are_differences_of_results_and_ranked_by_both() -> None:
-    results = [0.1, 0.6, 0.2, 0.9, 0.5, 0.4, 0.0]
-    text = effects_of("document", (5, 16), [(0, 3), (4, 7), (8, 11)], 0.8, results)
-    assert [(unit.start, unit.end) for unit in text.units] == [(5, 8), (9, 12), (13, 16)]
-    assert [unit.left_out for unit in text.units] == pytest.approx([0.2, 0.6, -0.1])
-    assert [unit.alone for unit in text.units] == pytest.approx([0.4, 0.3, -0.1])
+    units = effects_of(
+        5, [(0, 3), (4, 7), (8, 11)], whole=0.8, empty=0.1, without=[0.6, 0.2, 0.9],
+        alone=[0.5, 0.4, 0.0],
+    )  # fmt: skip
+    assert [(unit.start, unit.end) for unit in units] == [(5, 8), (9, 12), (13, 16)]
+    assert [unit.left_out for unit in units] == pytest.approx([0.2, 0.6, -0.1])
+    assert [unit.alone for unit in units] == pytest.approx([0.4, 0.3, -0.1])
     # Norms 0.640 and 0.510: sums 0.312 + 0.784, 0.937 + 0.588, -0.156 - 0.196.
-    assert [unit.rank for unit in text.units] == [2, 1, 3]
-    assert (text.side, text.read) == ("document", (5, 16))
-    assert (text.whole, text.empty) == (0.8, 0.1)
+    assert [unit.rank for unit in units] == [2, 1, 3]
 
 
 def test_a_result_that_does_not_exist_leaves_its_numbers_open() -> None:
-    text = effects_of("document", (0, 1), [(0, 1)], 0.8, [None, None, 0.8])
-    assert [(unit.left_out, unit.alone, unit.rank) for unit in text.units] == [(None, None, 1)]
-    assert text.empty is None
+    (unit,) = effects_of(0, [(0, 1)], whole=0.8, empty=None, without=[None], alone=[0.8])
+    assert (unit.left_out, unit.alone, unit.rank) == (None, None, 1)
 
 
 @pytest.mark.parametrize(
@@ -118,6 +108,7 @@ def test_a_result_that_does_not_exist_leaves_its_numbers_open() -> None:
         ({"of": "text"}, "/explain/of"),
         ({"top_n": 0}, "/explain/top_n"),
         ({"top_n": True}, "/explain/top_n"),
+        ({"label": 1}, "/explain/label"),
         ({"max_tokens": 20_001}, "/explain/max_tokens"),
         ({"max_tokens": 1.5}, "/explain/max_tokens"),
     ],

@@ -90,7 +90,7 @@ def test_each_number_is_the_difference_of_two_scores(
     result = model.score(query, document, explain=deletion)
     assert result.scores == pytest.approx([score(model, query, document)], abs=bound)
     (explanation,) = result.deletions.values()
-    assert [text.side for text in explanation.texts] == ["query", "document"]
+    assert [(text.text, text.by) for text in explanation.texts] == [(0, by), (1, by)]
     # The query of the multi-vector model can be too long: variants are those of what it reads.
     parts = [
         text[slice(*effects.read)]
@@ -173,12 +173,12 @@ def test_rerank_explains_the_best_documents_and_score_all(
 
 def test_texts_that_variants_share_run_once(models: dict[str, vitrine.SyncModel]) -> None:
     model = models["cosine"]
-    # The query, "", "cat cat" and "cat", with two special tokens each; the score is known.
+    # The query, the document, "", "cat cat" and "cat", with two special tokens each.
     result = model.score("dog", "cat cat cat", explain=vitrine.Deletion())
-    assert result.explanation_tokens == 3 + 2 + 4 + 3
-    # "", "cat", "dog", and the document once for all of them.
+    assert result.explanation_tokens == 3 + 5 + 2 + 4 + 3
+    # The query, "", "cat", "dog", and the document once for all of them.
     result = model.score("dog cat", "rain", explain=vitrine.Deletion(of="query"))
-    assert result.explanation_tokens == 2 + 3 + 3 + 3
+    assert result.explanation_tokens == 4 + 2 + 3 + 3 + 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,60 +194,62 @@ def test_texts_without_units_have_no_effects(
     assert len(result.deletions[1].texts[0].units) == 2
     result = models[kind].score("w5", "", explain=deletion)
     (alone,) = result.deletions[0].texts
-    assert (result.explanation_tokens, list(alone.units)) == (0, [])
+    assert (result.explanation_tokens, list(alone.units)) == (sum(result.tokens), [])
     assert alone.whole == alone.empty == pytest.approx(effects.empty, abs=5e-5)
 
 
-def test_variants_run_with_the_priority_of_bulk_requests(
+def test_texts_and_variants_run_together_with_the_priority_of_bulk_requests(
     models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ran: list[CallOptions] = []
+    ran: list[tuple[CallOptions, scoring.FurtherInputs]] = []
 
     async def record(*arguments: object) -> vitrine.PairScores:
-        ran.append(cast(CallOptions, arguments[-1]))
+        ran.append(cast(tuple[CallOptions, scoring.FurtherInputs], arguments[-2:]))
         return await scoring.score(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("service.inference.model.explanations.score", record)
     models["reranker"].score("a", "b c", explain=vitrine.Deletion(), on_overflow="error")
-    (options,) = ran
-    assert (options.priority, options.on_overflow) == ("bulk", "truncate")
+    ((options, further),) = ran
+    assert (options.priority, options.on_overflow) == ("bulk", "error")
+    assert further.on_overflow == "truncate"
 
 
-def test_deadline_and_failures_of_variants_are_errors_of_the_call(
+def test_errors_name_the_text_of_the_caller_or_none(
     models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = models["cosine"]
+    model, deletion = models["cosine"], vitrine.Deletion()
+    for texts, pointer in ((["b", "\ud800"], "/documents/1"), (["\ud800", "b"], "/documents/0")):
+        for explain in (deletion, vitrine.Deletion(top_n=1)):
+            with pytest.raises(vitrine.InvalidInput) as raised:
+                model.score(["a", "a"], texts, explain=explain)
+            assert raised.value.pointer == pointer
+    with pytest.raises(vitrine.InvalidInput) as raised:
+        model.score("a", ["w5 " * 300], explain=deletion, on_overflow="error")
+    assert raised.value.pointer == "/documents/0"
 
-    async def fail(*_: object) -> None:
-        raise vitrine.InferenceFailed("the engine failed on this input", index=7)
+    # The rows: query, both documents, then variants.
+    for row, pointer in ((0, "/queries"), (2, "/documents/1"), (3, "/explain")):
 
-    monkeypatch.setattr("service.inference.model.explanations.score", fail)
-    with pytest.raises(vitrine.InferenceFailed) as raised:
-        model.score("a", "b c", explain=vitrine.Deletion())
-    assert (raised.value.index, raised.value.pointer) == (None, "/explain")
+        async def fail(*_: object, row: int = row, **__: object) -> None:
+            raise vitrine.InferenceFailed("the engine failed on this input", index=row)
 
-    async def refuse(*_: object) -> None:
-        raise vitrine.InvalidInput("too many tokens", pointer="/inputs")
+        monkeypatch.setattr(LoadedModel, "encode_rows", fail)
+        with pytest.raises(vitrine.InferenceFailed) as failed:
+            model.score("a", ["b c", "d"], explain=deletion)
+        assert failed.value.pointer == pointer
 
-    monkeypatch.setattr("service.inference.model.explanations.score", refuse)
-    with pytest.raises(vitrine.InvalidInput) as refused:
-        model.score("a", "b c", explain=vitrine.Deletion())
-    assert refused.value.pointer == "/explain"
 
-    async def time_out(*_: object) -> None:
-        raise TimeoutError
-
-    monkeypatch.setattr("service.inference.model.explanations.score", time_out)
-    with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 100 s"):
-        model.score("a", "b c", explain=vitrine.Deletion(), timeout_s=100)
+def test_deadlines_end_explanations(models: dict[str, vitrine.SyncModel]) -> None:
+    with pytest.raises(vitrine.DeadlineExceeded):
+        models["cosine"].score("a", "b c", explain=vitrine.Deletion(), timeout_s=0)
 
 
 def test_too_many_tokens_are_refused_before_they_run(models: dict[str, vitrine.SyncModel]) -> None:
     model = models["cosine"]
-    # Query, empty text, three texts of two words, three of one; two special tokens each.
+    # Query, document, empty text, three texts of two words, three of one; two special tokens each.
     text = "cat dog mat"
     tokens = model.score("cat", text, explain=vitrine.Deletion()).explanation_tokens
-    assert tokens == 3 + 2 + 3 * 4 + 3 * 3
+    assert tokens == 3 + 5 + 2 + 3 * 4 + 3 * 3
     assert model.score("cat", text, explain=vitrine.Deletion(max_tokens=tokens)).deletions
     few = vitrine.Deletion(max_tokens=tokens - 1)
     with pytest.raises(vitrine.InvalidInput, match=f"more than {tokens - 1} tokens") as raised:
@@ -261,7 +263,7 @@ def test_many_long_words_of_few_tokens_are_refused_before_variants_are_made(
     def make(*_: object) -> list[str]:
         pytest.fail("variants were made")
 
-    monkeypatch.setattr("service.inference.model.explanations.variants_of", make)
+    monkeypatch.setattr("service.inference.model.explanations.without", make)
     # A run of more than 100 characters is one token, so that the tokens alone are few.
     document = ("a" * 200 + "!") * 200
     for side in ("query", "document"):
@@ -271,16 +273,16 @@ def test_many_long_words_of_few_tokens_are_refused_before_variants_are_made(
             models["cosine"].score(*texts, explain=deletion)
 
 
-def test_planning_ends_at_the_deadline(models: dict[str, vitrine.SyncModel]) -> None:
+def test_planning_ends_at_the_deadline() -> None:
     planner = _Planner(
         model=cast(LoadedModel, None),
+        inputs=[("a", "b")],
         deletion=vitrine.Deletion(),
         limits=(None, None),
         options=CallOptions(deadline=Deadline(1.0, -1.0)),
     )
-    result = models["cosine"].score("a", "b")
     with pytest.raises(TimeoutError):
-        planner.plan([("a", "b")], result, [0])
+        planner.first([False])
 
 
 def test_explanations_need_a_deletion_or_a_bool_and_no_chunks(
