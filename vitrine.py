@@ -25,6 +25,7 @@ from service.inference.errors import (
 from service.inference.explain.deletion import Deletion, Deletions, TextEffects, UnitEffect
 from service.inference.explain.terms import Explanation, Term, TextToken
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
+from service.inference.model.classification import Classification
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.model.pair_scores import PairScores
@@ -32,7 +33,6 @@ from service.inference.model.sync_model import SyncModel
 from service.inference.registry.model_version import Lease
 from service.inference.registry.registry import ModelRegistry, ModelSpec
 from service.inference.results.quantization import Quantizer
-from service.inference.results.scores import Classification
 from service.inference.results.tags import Entity, Tags
 from service.inference.results.vectors import (
     Embeddings,

@@ -16,7 +16,7 @@ from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
 from service.inference.explain.deletion import Deletion
-from service.inference.results.scores import Classification
+from service.inference.model.classification import Classification
 
 router = APIRouter(route_class=RawRoute)
 

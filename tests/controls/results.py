@@ -416,43 +416,64 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "whole = (query[slice(*spans[0])], document[slice(*spans[1])])",
-        "whole = (query, document)",
+        "            whole = read[0] if isinstance(whole, str) else (read[0], read[1])\n",
+        "",
         "tests/service/inference/model/test_deletions.py::"
         "test_variants_of_a_truncated_text_are_of_the_part_that_is_read",
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "        self._check(tokens <= self.deletion.max_tokens)\n",
-        "",
+        "self._check(self.tokens <= self.deletion.max_tokens)",
+        "pass",
         "tests/service/inference/model/test_deletions.py::"
         "test_too_many_tokens_are_refused_before_they_run",
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "                chars += (len(units) + 1) * len(whole[at])\n",
-        "",
+        "            self._count_chars((len(part.units) + 1) * len(part.content))\n",
+        "            pass\n",
         "tests/service/inference/model/test_deletions.py::"
         "test_many_long_words_of_few_tokens_are_refused_before_variants_are_made",
     ),
     Guard(
         "service/inference/model/explanations.py",
-        '"truncate" if options.on_overflow == "error" else options.on_overflow',
+        '"truncate" if overflow == "error" else overflow',
         '"truncate"',
         "tests/service/inference/model/test_deletions.py::"
         "test_variants_of_a_truncated_text_are_of_the_part_that_is_read",
     ),
     Guard(
         "service/inference/model/explanations.py",
-        'priority="bulk", ',
-        "",
+        """        result = await score(model, *sides, limits, 0, None, bulk, further)""",
+        """        result = await score(model, *sides, limits, 0, None, options, further)""",
         "tests/service/inference/model/test_deletions.py::"
-        "test_variants_run_with_the_priority_of_bulk_requests",
+        "test_texts_and_variants_run_together_with_the_priority_of_bulk_requests",
     ),
     Guard(
-        "service/inference/model/scoring.py",
-        "own_queries, own_documents = (list(dict.fromkeys(side)) for side in (queries, documents))",
-        "own_queries, own_documents = list(queries), list(documents)",
+        "service/inference/model/explanations.py",
+        "self._values |= self.known",
+        "pass",
+        "tests/service/inference/model/test_deletions.py::"
+        "test_explained_scores_are_those_of_the_response",
+    ),
+    Guard(
+        "service/inference/model/explanations.py",
+        "remaining -= len(words) * (length + rest + 2) + length",
+        "pass",
+        "tests/service/inference/model/test_auto_deletions.py::"
+        "test_numbers_that_are_measured_are_differences_of_scores",
+    ),
+    Guard(
+        "service/inference/model/explanations.py",
+        "self.labels.index(self._label(part.index)) if self.labels else 0",
+        "0",
+        "tests/service/inference/model/test_label_deletions.py::"
+        "test_each_number_is_the_difference_of_two_results",
+    ),
+    Guard(
+        "service/inference/model/pair_texts.py",
+        "if text not in self.indices]",
+        "]",
         "tests/service/inference/model/test_deletions.py::test_texts_that_variants_share_run_once",
     ),
 )

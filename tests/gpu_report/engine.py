@@ -257,7 +257,7 @@ def _save_multi_vector(folder: Path) -> None:
 
 
 # Small models with outputs of every kind.
-_KINDS = {
+_KINDS: dict[str, Callable[[Path], object]] = {
     "reranker": lambda folder: save_classifier(folder, "bert", 1),
     "classifier": lambda folder: save_classifier(folder, "modernbert", 3),
     "tagger": lambda folder: save_token_classifier(folder, "bert", 3),

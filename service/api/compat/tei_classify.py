@@ -22,8 +22,9 @@ from service.api.compat.tei_schemas import (
 from service.api.deadline import cancel_on_disconnect
 from service.api.raw_route import RawRoute
 from service.api.state import State
+from service.inference.model.classification import Classification
 from service.inference.model.pair_scores import PairScores
-from service.inference.results.scores import ACTIVATIONS, Classification, Scores
+from service.inference.results.scores import ACTIVATIONS, Scores
 
 router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 

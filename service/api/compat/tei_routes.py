@@ -16,9 +16,9 @@ from service.api.responses import JSON, respond
 from service.api.state import AppState
 from service.inference.call_options import QueueArguments
 from service.inference.errors import InvalidInput
+from service.inference.model.classification import Classification
 from service.inference.model.model import Model as ServedModel
 from service.inference.model.pair_scores import PairScores
-from service.inference.results.scores import Classification
 from service.inference.results.vectors import Embeddings, SparseEmbeddings, TokenEmbeddings
 
 PREFIX = "/tei"

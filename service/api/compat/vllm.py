@@ -25,8 +25,8 @@ from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond
 from service.api.score_schemas import Texts
 from service.api.state import State
+from service.inference.model.classification import Classification
 from service.inference.model.pair_scores import PairScores
-from service.inference.results.scores import Classification
 
 __all__ = ["BODIES", "PREFIX", "render_error", "router"]
 

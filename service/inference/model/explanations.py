@@ -21,6 +21,7 @@ from service.inference.explain.deletion import (
     unit_spans,
     without,
 )
+from service.inference.model.classification import Classification
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.scoring import (
     FurtherInputs,
@@ -31,7 +32,6 @@ from service.inference.model.scoring import (
     score,
 )
 from service.inference.results.loaded_model import LoadedModel
-from service.inference.results.scores import Classification
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 from service.inference.tokenizing.rows import Span
 

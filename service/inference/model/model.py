@@ -29,12 +29,12 @@ from service.inference.model.arguments import (
 )
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.chunk_scores import chunks_are_not_explained
+from service.inference.model.classification import Classification
 from service.inference.model.explanations import explain_labels, explain_scores
 from service.inference.model.pair_scores import PairScores
 from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.quantization import Quantizer, make_quantizer
-from service.inference.results.scores import Classification
 from service.inference.results.tags import Aggregation, Tags
 from service.inference.results.vectors import (
     Embeddings,

@@ -14,11 +14,12 @@ from service.inference.call_options import CallOptions, OnOverflow
 from service.inference.errors import InferenceFailed, InvalidInput, VitrineError
 from service.inference.explain.terms import check_explainable
 from service.inference.model.chunk_scores import check_chunking, score_pairs, score_vectors
+from service.inference.model.classification import Classification
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.pair_texts import PairTexts
 from service.inference.model.similarity import EncodedTexts, compare, similarity_of, token_limit
 from service.inference.results.loaded_model import LoadedModel
-from service.inference.results.scores import ACTIVATIONS, Classification
+from service.inference.results.scores import ACTIVATIONS
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row

@@ -1,58 +1,17 @@
-"""Scores of classifiers and rerankers, and of pairs of texts, in float64."""
+"""Scores of logits and of pairs of vectors, in float64."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from models.artifact import SimilarityName
-from service.inference.explain.deletion import Deletions
-from service.inference.results.vectors import SparseVector, Stages, Vectors, truncate_and_normalize
-from service.inference.tokenizing.rows import Row
+from service.inference.results.vectors import SparseVector, Vectors, truncate_and_normalize
 
 Scores = NDArray[np.float64]
 
 # Number of query vectors whose dot products with all document vectors exist at the same time.
 _BLOCK = 256
-
-
-@dataclass(frozen=True)
-class Classification:
-    """The scores of each input.
-
-    Attributes:
-        logits: Logits `(N, C)` of N inputs and C labels.
-        scores: Logits after the model's activation, `(N, C)`.
-        labels: Label of each of the C columns.
-        rows: Token ids of each input, and whether it was truncated.
-        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
-        deletions: Explanation by deletion of the score of a label, of each input; empty if not
-            requested.
-        explanation_tokens: Number of tokens of all texts that were scored, for explanations.
-    """
-
-    logits: Scores
-    scores: Scores
-    labels: Sequence[str]
-    rows: Sequence[Row]
-    seconds: Stages
-    deletions: Sequence[Deletions] = ()
-    explanation_tokens: int = 0
-
-    @property
-    def size(self) -> int:
-        """Cost of serialising to JSON, in numbers: a label costs as much as five, a unit as ten."""
-        return 5 * self.scores.size + sum(10 * each.units for each in self.deletions)
-
-    def best_labels(self, limit: int | None = None) -> list[list[int]]:
-        """Return the columns of the best labels of each input, best first.
-
-        Args:
-            limit: Maximum number of labels per input; None: all.
-        """
-        order: list[list[int]] = np.argsort(-self.logits, axis=1, kind="stable")[:, :limit].tolist()
-        return order
 
 
 def best_first(scores: Scores, limit: int | None = None) -> list[int]:

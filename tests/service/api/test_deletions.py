@@ -114,3 +114,59 @@ def test_chunks_are_not_explained(client: TestClient) -> None:
     body = {"queries": QUERY, "documents": DOCUMENT, "explain": {}, "chunking": {}}
     response = client.post("/score", json=body)
     assert (response.status_code, response.json()["pointer"]) == (422, "/explain")
+
+
+def test_labels_are_explained_by_the_texts_without_each_unit(classify_client: TestClient) -> None:
+    def best(*texts: str) -> dict[str, float]:
+        inputs = [texts[0] if len(texts) == 1 else list(texts)]
+        (labels,) = posted(classify_client, "/classify", inputs=inputs)["labels"]
+        return {label["label"]: label["score"] for label in labels}
+
+    body = {"inputs": [DOCUMENT, ["cat", "w5 w6"]]}
+    response = posted(classify_client, "/classify", **body, explain={})
+    plain = posted(classify_client, "/classify", **body)
+    assert list(plain) == ["model", "labels", "tokens", "truncated"]
+    assert response["tokens"] == plain["tokens"]
+    assert response["explanation_tokens"] > sum(response["tokens"])
+    single, pair = response["explanations"]
+    assert single["label"] == response["labels"][0][0]["label"]
+    (text,) = single["texts"]
+    assert text["text"] == 0
+    unit = text["units"][0]
+    without = best("w40. w5 w6 sat.")[single["label"]]
+    assert unit["left_out"] == pytest.approx(text["whole"] - without, abs=2e-5)
+    assert [own["text"] for own in pair["texts"]] == [0, 1]
+    unit = pair["texts"][1]["units"][1]
+    without = best("cat", "w5")[pair["label"]]
+    assert unit["left_out"] == pytest.approx(pair["texts"][1]["whole"] - without, abs=2e-5)
+    named = posted(classify_client, "/classify", **body, explain={"label": "happy", "by": "auto"})
+    assert [own["label"] for own in named["explanations"]] == ["happy", "happy"]
+
+
+@pytest.mark.parametrize(
+    ("explain", "pointer", "detail"),
+    [
+        (True, "/explain", "should be"),
+        ({"of": "both"}, "/explain", "unknown field in this object"),
+        ({"label": "w"}, "/explain/label", "has no label 'w'"),
+        ({"max_tokens": 4}, "/explain", "takes more than 4 tokens"),
+    ],
+)
+def test_invalid_explanations_of_labels_are_refused_by_name(
+    classify_client: TestClient, explain: object, pointer: str, detail: str
+) -> None:
+    response = classify_client.post("/classify", json={"inputs": "w5", "explain": explain})
+    problem = response.json()
+    assert (response.status_code, problem["pointer"]) == (422, pointer), problem
+    assert detail in problem["detail"]
+
+
+def test_auto_explains_by_sentences_and_then_by_words(any_client: TestClient) -> None:
+    document = "It is w9. It is w40 w5."
+    body = {"queries": QUERY, "documents": document, "explain": {"by": "auto", "of": "both"}}
+    response = posted(any_client, "/score", **body)
+    query, text = response["explanations"][0]["texts"]
+    assert (query["by"], text["by"]) == ("words", "sentences")
+    assert "words" not in query
+    words = ["It", "is", "w9", ".", "It", "is", "w40", "w5", "."]
+    assert [document[word["start"] : word["end"]] for word in text["words"]] == words

@@ -171,6 +171,19 @@ def test_rerank_explains_the_best_documents_and_score_all(
     assert effects.empty == pytest.approx(score(model, "", documents[index]), abs=5e-6)
 
 
+@pytest.mark.parametrize("kind", ["cosine", "reranker"])
+def test_explained_scores_are_those_of_the_response(
+    models: dict[str, vitrine.SyncModel], kind: str
+) -> None:
+    documents = ["a cat", "a dog w7", "w7", "a cat sat. It sat.", "rain"]
+    ranked = models[kind].rerank("cat", documents, explain=vitrine.Deletion())
+    scored = models[kind].score("cat", documents, explain=vitrine.Deletion())
+    for result in (ranked, scored):
+        for index, explanation in result.deletions.items():
+            assert explanation.texts[0].whole == result.scores[index]
+            assert explanation.raw_texts[0].whole == result.raw_scores[index]
+
+
 def test_texts_that_variants_share_run_once(models: dict[str, vitrine.SyncModel]) -> None:
     model = models["cosine"]
     # The query, the document, "", "cat cat" and "cat", with two special tokens each.

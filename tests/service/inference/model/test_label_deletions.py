@@ -1,0 +1,110 @@
+"""Explanations of labels by deletion, against results of `classify` for the variants."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import vitrine
+from models.artifact import Artifact
+from tests.service.api.conftest import classifier  # noqa: F401 - a fixture
+from tests.service.inference.model.test_deletions import TEXT, left
+
+pytestmark = pytest.mark.slow
+
+BOUND = 2e-5
+
+
+@pytest.fixture(scope="module")
+def model(classifier: Artifact) -> Iterator[vitrine.SyncModel]:  # noqa: F811 - the fixture
+    with vitrine.SyncModel(classifier.path, vitrine.ModelOptions(threads=1)) as model:
+        yield model
+
+
+@settings(max_examples=8)
+@given(
+    first=TEXT,
+    second=st.none() | TEXT,
+    by=st.sampled_from(["words", "sentences"]),
+    column=st.sampled_from([None, 0, 2]),
+)
+def test_each_number_is_the_difference_of_two_results(
+    model: vitrine.SyncModel, first: str, second: str | None, by: str, column: int | None
+) -> None:
+    own = first if second is None else (first, second)
+    plain = model.classify([own])
+    label = None if column is None else plain.labels[column]
+    deletion = vitrine.Deletion(by=by, label=label)  # type: ignore[arg-type]
+    result = model.classify([own], explain=deletion)
+    np.testing.assert_allclose(result.logits, plain.logits, atol=BOUND)
+    assert result.labels == plain.labels
+    assert len(result.rows) == 1
+    (explanation,) = result.deletions
+    if column is None:
+        column = int(result.logits[0].argmax())
+    assert explanation.label == plain.labels[column]
+    texts = [first] if second is None else [first, second]
+    parts = [
+        text[slice(*effects.read)] for text, effects in zip(texts, explanation.texts, strict=True)
+    ]
+    assert result.rows[0].truncated or parts == texts
+
+    def values(*texts: str) -> tuple[float, float]:
+        scored = model.classify([texts[0] if len(texts) == 1 else (texts[0], texts[1])])
+        return float(scored.scores[0, column]), float(scored.logits[0, column])
+
+    whole = values(*parts)
+    for raw, own_texts in enumerate((explanation.texts, explanation.raw_texts)):
+        for at, effects in enumerate(own_texts):
+            assert (effects.text, effects.by) == (at, by)
+
+            def varied(variant: str, at: int = at) -> tuple[float, float]:
+                return values(
+                    *(variant if at == other else parts[other] for other in range(len(parts)))
+                )
+
+            empty = varied("")
+            assert effects.whole == pytest.approx(whole[raw], abs=BOUND)
+            assert effects.empty == pytest.approx(empty[raw], abs=BOUND)
+            for unit in effects.units:
+                span = unit.start - effects.read[0], unit.end - effects.read[0]
+                without = varied(left(parts[at], *span))[raw]
+                assert unit.left_out == pytest.approx(whole[raw] - without, abs=BOUND)
+                alone = varied(parts[at][slice(*span)])[raw] - empty[raw]
+                assert unit.alone == pytest.approx(alone, abs=BOUND)
+
+
+def test_the_best_label_of_each_input_is_explained(model: vitrine.SyncModel) -> None:
+    inputs: list[str | tuple[str, str]] = ["w5 w9", ("w40 cat", "w7"), "not w6", "w21"]
+    result = model.classify(inputs, explain=vitrine.Deletion())
+    best = [result.labels[row[0]] for row in result.best_labels(1)]
+    assert [explanation.label for explanation in result.deletions] == best
+    assert [len(explanation.texts) for explanation in result.deletions] == [1, 2, 1, 1]
+    assert result.explanation_tokens > sum(len(row.ids) for row in result.rows)
+
+
+@pytest.mark.parametrize(
+    ("deletion", "pointer"),
+    [
+        (vitrine.Deletion(label="w"), "/explain/label"),
+        (vitrine.Deletion(top_n=1), "/explain/top_n"),
+        (vitrine.Deletion(of="both"), "/explain/of"),
+        (vitrine.Deletion(max_tokens=3), "/explain"),
+    ],
+)
+def test_options_that_do_not_apply_are_named(
+    model: vitrine.SyncModel, deletion: vitrine.Deletion, pointer: str
+) -> None:
+    with pytest.raises(vitrine.InvalidInput) as raised:
+        model.classify("w5", explain=deletion)
+    assert raised.value.pointer == pointer
+
+
+def test_errors_name_the_input(model: vitrine.SyncModel) -> None:
+    with pytest.raises(vitrine.InvalidInput) as raised:
+        model.classify(["w5", "\ud800"], explain=vitrine.Deletion())
+    assert raised.value.pointer == "/inputs/1"
+    with pytest.raises(vitrine.InvalidInput, match="a Deletion or None"):
+        model.classify("w5", explain=True)  # type: ignore[arg-type]
