@@ -440,7 +440,7 @@ GUARDS = (
         '"truncate" if overflow == "error" else overflow',
         '"truncate"',
         "tests/service/inference/model/test_deletions.py::"
-        "test_variants_of_a_truncated_text_are_of_the_part_that_is_read",
+        "test_texts_and_variants_run_together_with_the_priority_of_bulk_requests",
     ),
     Guard(
         "service/inference/model/explanations.py",
