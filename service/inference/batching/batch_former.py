@@ -14,6 +14,9 @@ batch at a time, and takes its next batch from this queue.
   which would cost less in a separate batch. Bulk items never fill interactive batches, because the
   duration of a batch is in proportion to its cost: 384 tokens take 30 times as long as 10
   (all-MiniLM-L6-v2, onnxruntime, one core). A separate batch costs bulk items little: `fixed_cost`.
+- Bulk beside interactive requests: an interactive request can come while a bulk batch runs, and
+  waits for it. The first bulk batch after an interactive one is therefore small, and each that
+  follows without another interactive one between them is twice as large.
 - Long items: a CPU engine runs a long item on all CPUs. While it runs, no other stream starts a
   batch with a long item. With one stream, long items take at most every second turn while shorter
   items of their priority are queued, so that a batch of shorter items waits for at most one long
@@ -36,6 +39,8 @@ Item = TypeVar("Item")
 
 # Number of interactive turns after which queued bulk requests have a turn.
 _TURNS_BEFORE_BULK = 9
+# Maximum size of a bulk batch after an interactive one, in tokens; one item may exceed it.
+_FIRST_BULK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,7 @@ class BatchFormer(Generic[Item]):
             "bulk": RequestQueue(),
         }
         self._interactive_turns = 0  # since the latest bulk turn, while bulk items were queued
+        self._max_bulk_tokens = inf
         self._running_tokens = 0
         self._running_long = 0
         self._last_was_long = False
@@ -187,10 +193,13 @@ class BatchFormer(Generic[Item]):
             if first is None:
                 continue
             if queue is bulk:
+                max_tokens, self._max_bulk_tokens = self._max_bulk_tokens, 2 * self._max_bulk_tokens
                 self._interactive_turns = 0
-            elif bulk.tokens:
+                return self._filled(queue, first, max_tokens)
+            self._max_bulk_tokens = _FIRST_BULK_TOKENS
+            if bulk.tokens:
                 self._interactive_turns += 1
-            return self._filled(queue, first)
+            return self._filled(queue, first, inf)
         return []
 
     def _next_turn(self, queue: RequestQueue[Item]) -> QueueEntry[Item] | None:
@@ -203,8 +212,10 @@ class BatchFormer(Generic[Item]):
         skips_long = self._last_was_long if has_one_stream else self._running_long > 0
         return queue.next_turn(self._long_row if skips_long else inf, or_longer=has_one_stream)
 
-    def _filled(self, queue: RequestQueue[Item], first: QueueEntry[Item]) -> list[QueueEntry[Item]]:
-        """Return the batch that starts with an item."""
+    def _filled(
+        self, queue: RequestQueue[Item], first: QueueEntry[Item], max_tokens: float
+    ) -> list[QueueEntry[Item]]:
+        """Return the batch that starts with an item; only this item may exceed the tokens."""
         share = max(self._min_split_tokens, (self.tokens + self._running_tokens) / self.streams)
         batch = [first]
         tokens = longest = first.length
@@ -215,7 +226,7 @@ class BatchFormer(Generic[Item]):
             tokens, longest = tokens + entry.length, max(longest, entry.length)
             before, cost = cost, self._cost(tokens, len(batch) + 1, longest)
             alone = self._fixed_cost + self._cost(entry.length, 1, entry.length)
-            if cost > self._max_cost or cost - before > alone:
+            if tokens > max_tokens or cost > self._max_cost or cost - before > alone:
                 break
             batch.append(entry)
         return batch

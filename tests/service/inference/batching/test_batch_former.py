@@ -371,6 +371,25 @@ def test_bulk_requests_have_every_tenth_turn_while_interactive_ones_are_queued()
     assert batches[40:] == [90] * 4 + [80, 81] * 4
 
 
+def test_bulk_batches_are_small_after_an_interactive_one_and_double_without_another() -> None:
+    former = former_of(max_cost=1000, min_split_tokens=1000)
+    add(former, *[20] * 300, priority="bulk")
+    sizes = [len(former.form().items)]  # nothing interactive has come yet
+    add(former, 5)
+    assert former.form().items == [5]
+    sizes += [len(former.form().items) for _ in range(5)]
+    add(former, 5)
+    assert former.form().items == [5]
+    sizes += [len(former.form().items) for _ in range(2)]
+    # 1,000 tokens; 128, 256, 512, and 1,000 again, of 20 tokens each.
+    assert sizes == [50, 6, 12, 25, 50, 50, 6, 12]
+    add(former, 300, priority="bulk")
+    add(former, 5)
+    rest = batches_of(former)
+    assert [5] in rest
+    assert [300] in rest
+
+
 def test_interactive_turns_count_only_while_bulk_items_are_queued() -> None:
     former = former_of(*[90] * 30)
     batch = NONE
