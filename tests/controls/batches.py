@@ -12,7 +12,7 @@ GUARDS = (
         "tokens > max_tokens or ",
         "",
         "tests/service/inference/batching/test_batch_former.py::"
-        "test_bulk_batches_are_small_after_an_interactive_one_and_double_without_another",
+        "test_bulk_batches_are_small_beside_interactive_items_and_double_without",
     ),
     Guard(
         "service/inference/batching/runs.py",
@@ -281,7 +281,7 @@ GUARDS = (
     Guard(
         "service/inference/batching/batch_former.py",
         "            elif bulk.tokens:",
-        "            else:",
+        "            elif True:",
         f"{_I}batching/test_batch_former.py::test_interactive_turns_count_only_while_bulk_items_are_queued",
     ),
     Guard(

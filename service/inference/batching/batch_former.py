@@ -15,8 +15,8 @@ batch at a time, and takes its next batch from this queue.
   duration of a batch is in proportion to its cost: 384 tokens take 30 times as long as 10
   (all-MiniLM-L6-v2, onnxruntime, one core). A separate batch costs bulk items little: `fixed_cost`.
 - Bulk beside interactive requests: an interactive request can come while a bulk batch runs, and
-  waits for it. The first bulk batch after an interactive one is therefore small, and each that
-  follows without another interactive one between them is twice as large.
+  waits for it. While interactive items are queued or running, bulk batches are therefore small.
+  Each that follows without an interactive turn between them may be twice as large.
 - Long items: a CPU engine runs a long item on all CPUs. While it runs, no other stream starts a
   batch with a long item. With one stream, long items take at most every second turn while shorter
   items of their priority are queued, so that a batch of shorter items waits for at most one long
@@ -39,8 +39,8 @@ Item = TypeVar("Item")
 
 # Number of interactive turns after which queued bulk requests have a turn.
 _TURNS_BEFORE_BULK = 9
-# Maximum size of a bulk batch after an interactive one, in tokens; one item may exceed it.
-_FIRST_BULK_TOKENS = 128
+# Maximum size of a bulk batch beside interactive items, in tokens; one item may exceed it.
+_SMALL_BULK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +52,14 @@ class Batch(Generic[Item]):
         tokens: Total length of the items, in tokens.
         cost: Estimated cost of the batch, in tokens; see `BatchFormer`.
         is_long: Whether the batch contains a long item; see `BatchFormer`.
+        is_interactive: Whether the items are interactive.
     """
 
     items: Sequence[Item] = ()
     tokens: int = 0
     cost: float = 0.0
     is_long: bool = False
+    is_interactive: bool = False
 
 
 class BatchFormer(Generic[Item]):
@@ -98,6 +100,7 @@ class BatchFormer(Generic[Item]):
         self._max_bulk_tokens = inf
         self._running_tokens = 0
         self._running_long = 0
+        self._running_interactive = 0
         self._last_was_long = False
         self._lock = threading.Lock()
 
@@ -174,14 +177,17 @@ class BatchFormer(Generic[Item]):
             self._running_tokens += tokens
             self._running_long += is_long
             self._last_was_long = is_long
+            is_interactive = entries[0].request.queue is self._queues["interactive"]
+            self._running_interactive += is_interactive
             self._remove(entries)
-        return Batch([entry.item for entry in entries], tokens, cost, is_long)
+        return Batch([entry.item for entry in entries], tokens, cost, is_long, is_interactive)
 
     def release(self, batch: Batch[Item]) -> None:
         """Count a batch as running no longer."""
         with self._lock:
             self._running_tokens -= batch.tokens
             self._running_long -= batch.is_long
+            self._running_interactive -= batch.is_interactive
 
     def _next_batch(self) -> list[QueueEntry[Item]]:
         interactive, bulk = self._queues["interactive"], self._queues["bulk"]
@@ -192,14 +198,18 @@ class BatchFormer(Generic[Item]):
             first = self._next_turn(queue)
             if first is None:
                 continue
+            max_tokens = inf
             if queue is bulk:
+                if interactive.tokens or self._running_interactive:
+                    self._max_bulk_tokens = _SMALL_BULK_TOKENS
                 max_tokens, self._max_bulk_tokens = self._max_bulk_tokens, 2 * self._max_bulk_tokens
                 self._interactive_turns = 0
-                return self._filled(queue, first, max_tokens)
-            self._max_bulk_tokens = _FIRST_BULK_TOKENS
-            if bulk.tokens:
+            elif bulk.tokens:
+                self._max_bulk_tokens = _SMALL_BULK_TOKENS
                 self._interactive_turns += 1
-            return self._filled(queue, first, inf)
+            else:
+                self._max_bulk_tokens = inf
+            return self._filled(queue, first, max_tokens)
         return []
 
     def _next_turn(self, queue: RequestQueue[Item]) -> QueueEntry[Item] | None:

@@ -69,7 +69,7 @@ def test_empty_queue_forms_an_empty_batch() -> None:
     former = former_of()
     assert not former.form().items
     add(former, 5)
-    assert former.form() == Batch([5], 5, 15.0)
+    assert former.form() == Batch([5], 5, 15.0, is_interactive=True)
     assert not former.form().items
 
 
@@ -371,22 +371,24 @@ def test_bulk_requests_have_every_tenth_turn_while_interactive_ones_are_queued()
     assert batches[40:] == [90] * 4 + [80, 81] * 4
 
 
-def test_bulk_batches_are_small_after_an_interactive_one_and_double_without_another() -> None:
-    former = former_of(max_cost=1000, min_split_tokens=1000)
-    add(former, *[20] * 300, priority="bulk")
-    sizes = [len(former.form().items)]  # nothing interactive has come yet
+def test_bulk_batches_are_small_beside_interactive_items_and_double_without() -> None:
+    former = former_of(5, max_cost=1000, min_split_tokens=1000, streams=2)
+    interactive = former.form()
+    former.release(interactive)
+    add(former, *[20] * 400, priority="bulk")
+    # Nothing interactive is queued or running: 1,000 tokens.
+    assert len(former.form().items) == 50
     add(former, 5)
-    assert former.form().items == [5]
-    sizes += [len(former.form().items) for _ in range(5)]
-    add(former, 5)
-    assert former.form().items == [5]
-    sizes += [len(former.form().items) for _ in range(2)]
-    # 1,000 tokens; 128, 256, 512, and 1,000 again, of 20 tokens each.
-    assert sizes == [50, 6, 12, 25, 50, 50, 6, 12]
+    interactive = former.form()
+    assert (interactive.items, interactive.is_interactive) == ([5], True)
+    # While it runs, 128 tokens; then 256, 512 and 1,000.
+    assert [len(former.form().items) for _ in range(2)] == [6, 6]
+    former.release(interactive)
+    assert [len(former.form().items) for _ in range(4)] == [12, 25, 50, 50]
     add(former, 300, priority="bulk")
     add(former, 5)
     rest = batches_of(former)
-    assert [5] in rest
+    assert [len(batch) for batch in rest[:2]] == [1, 6]
     assert [300] in rest
 
 
