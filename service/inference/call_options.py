@@ -46,8 +46,8 @@ class QueueArguments(TypedDict, total=False):
 
     Attributes:
         timeout_s: Deadline of the call in seconds, or one that already runs; None: no deadline.
-        priority: "interactive" calls run before "bulk" calls, which still run at least every tenth
-            batch.
+        priority: "interactive" calls run before "bulk" calls, which still have a tenth of the
+            tokens that run.
     """
 
     timeout_s: float | Deadline | None

@@ -268,21 +268,35 @@ GUARDS = (
     # Priorities.
     Guard(
         "service/inference/batching/batch_former.py",
-        "(bulk, interactive) if is_bulk_turn else (interactive, bulk)",
+        "(bulk, interactive) if is_due else (interactive, bulk)",
         "(bulk, interactive)",
         f"{_I}batching/test_batch_former.py::test_interactive_items_overtake_bulk_items_and_share_no_batch_with_them",
     ),
     Guard(
         "service/inference/batching/batch_former.py",
-        "is_bulk_turn = self._interactive_turns >= _TURNS_BEFORE_BULK",
-        "is_bulk_turn = False",
-        f"{_I}batching/test_batch_former.py::test_bulk_requests_have_every_tenth_turn_while_interactive_ones_are_queued",
+        "is_due = self._bulk_due >= _SMALL_BULK_TOKENS",
+        "is_due = False",
+        f"{_I}batching/test_batch_former.py::test_bulk_requests_have_a_tenth_of_the_tokens_while_interactive_ones_are_queued",
     ),
     Guard(
         "service/inference/batching/batch_former.py",
-        "            elif bulk.tokens:",
-        "            elif True:",
-        f"{_I}batching/test_batch_former.py::test_interactive_turns_count_only_while_bulk_items_are_queued",
+        """        elif self._queues["bulk"].tokens:""",
+        "        elif True:",
+        f"{_I}batching/test_batch_former.py::"
+        "test_interactive_tokens_count_only_while_bulk_items_are_queued",
+    ),
+    Guard(
+        "service/inference/batching/batch_former.py",
+        "            self._bulk_due -= tokens * self._has_interactive\n",
+        "            self._bulk_due = 0.0\n",
+        f"{_I}batching/test_batch_former.py::test_a_long_bulk_item_is_paid_with_the_turns_after_it",
+    ),
+    Guard(
+        "service/inference/batching/batch_former.py",
+        "                self._patient_until.append(now + _PATIENCE_S)\n",
+        "                pass\n",
+        f"{_I}batching/test_batch_former.py::"
+        "test_a_stream_that_has_run_interactive_items_waits_a_moment_before_bulk_ones",
     ),
     Guard(
         "service/inference/batching/batch_former.py",

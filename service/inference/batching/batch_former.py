@@ -7,7 +7,7 @@ batch at a time, and takes its next batch from this queue.
   request. A request with thousands of items therefore delays each turn of another request by at
   most one batch, and every item runs eventually.
 - Priorities: each priority has its own ring. Interactive requests have the next turn, but while
-  bulk requests are queued, they have at least every tenth turn.
+  bulk requests are queued, a tenth of the tokens that run are theirs.
 - Filling: the batch is then filled with the items of the same priority that are closest in length
   to its first item, from any request, oldest first within each length. Filling stops before an item
   with which the batch would exceed its cost budget (tokens, plus attention over padded rows), or
@@ -16,7 +16,10 @@ batch at a time, and takes its next batch from this queue.
   (all-MiniLM-L6-v2, onnxruntime, one core). A separate batch costs bulk items little: `fixed_cost`.
 - Bulk beside interactive requests: an interactive request can come while a bulk batch runs, and
   waits for it. While interactive items are queued or running, bulk batches are therefore small.
-  Each that follows without an interactive turn between them may be twice as large.
+  Each that follows without an interactive turn between them may be twice as large. And clients that
+  wait for a response before they send the next request leave the queue empty when a batch ends, but
+  not for long: a stream that has run interactive items starts no bulk batch for a moment, unless a
+  tenth is due.
 - Long items: a CPU engine runs a long item on all CPUs. While it runs, no other stream starts a
   batch with a long item. With one stream, long items take at most every second turn while shorter
   items of their priority are queued, so that a batch of shorter items waits for at most one long
@@ -37,10 +40,12 @@ from service.inference.call_options import Priority
 
 Item = TypeVar("Item")
 
-# Number of interactive turns after which queued bulk requests have a turn.
-_TURNS_BEFORE_BULK = 9
+# Number of interactive tokens that run for each bulk token while both are queued.
+_TOKENS_BEFORE_BULK = 9
 # Maximum size of a bulk batch beside interactive items, in tokens; one item may exceed it.
 _SMALL_BULK_TOKENS = 128
+# Seconds for which a stream that has run interactive items waits for more of them.
+_PATIENCE_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,11 @@ class BatchFormer(Generic[Item]):
             "interactive": RequestQueue(),
             "bulk": RequestQueue(),
         }
-        self._interactive_turns = 0  # since the latest bulk turn, while bulk items were queued
-        self._max_bulk_tokens = inf
+        self._bulk_due = 0.0  # bulk tokens that are due, by the interactive ones that have run
+        self._ramp = inf  # maximum size of the next bulk batch without interactive items, in tokens
+        # Time until which each of the streams that have run interactive items waits for more.
+        self._patient_until: deque[float] = deque()
+        self._running = 0
         self._running_tokens = 0
         self._running_long = 0
         self._running_interactive = 0
@@ -130,7 +138,7 @@ class BatchFormer(Generic[Item]):
             if priority == "bulk":
                 return interactive.tokens + bulk.tokens_ahead(tokens)
             ahead = interactive.tokens_ahead(tokens)
-            return ahead + min(bulk.tokens, (ahead + tokens) // _TURNS_BEFORE_BULK)
+            return ahead + min(bulk.tokens, (ahead + tokens) // _TOKENS_BEFORE_BULK)
 
     def oldest_items(self) -> list[Item]:
         """Return the oldest queued item of each request with queued items."""
@@ -160,57 +168,89 @@ class BatchFormer(Generic[Item]):
         with self._lock:
             self._remove(request.entries)
 
-    def form(self) -> Batch[Item]:
+    def form(self, now: float) -> Batch[Item]:
         """Remove the next batch from the queue, and return it. It counts as running from then on.
 
         The batch is empty if the queue is empty, or has only long items while another stream runs a
-        long item.
+        long item, or only bulk items while the stream waits for interactive ones; see `retry_s`.
+
+        Args:
+            now: The time, in seconds.
         """
         with self._lock:
-            entries = self._next_batch()
+            entries = self._next_batch(now)
             if not entries:
                 return Batch()
             tokens = sum(entry.length for entry in entries)
             longest = max(entry.length for entry in entries)
             cost = self._fixed_cost + self._cost(tokens, len(entries), longest)
             is_long = longest > self._long_row
+            self._running += 1
             self._running_tokens += tokens
             self._running_long += is_long
             self._last_was_long = is_long
             is_interactive = entries[0].request.queue is self._queues["interactive"]
+            self._account(tokens, is_interactive=is_interactive)
             self._running_interactive += is_interactive
             self._remove(entries)
         return Batch([entry.item for entry in entries], tokens, cost, is_long, is_interactive)
 
-    def release(self, batch: Batch[Item]) -> None:
+    def release(self, batch: Batch[Item], now: float) -> None:
         """Count a batch as running no longer."""
         with self._lock:
+            self._running -= 1
             self._running_tokens -= batch.tokens
+            if batch.is_interactive:
+                self._patient_until.append(now + _PATIENCE_S)
             self._running_long -= batch.is_long
             self._running_interactive -= batch.is_interactive
 
-    def _next_batch(self) -> list[QueueEntry[Item]]:
+    def retry_s(self, now: float) -> float:
+        """Return the seconds until `form` may return bulk items that wait now; inf: none wait."""
+        with self._lock:
+            waits = self._queues["bulk"].tokens and self._patient_until
+            return max(0.0, self._patient_until[0] - now) if waits else inf
+
+    def _next_batch(self, now: float) -> list[QueueEntry[Item]]:
         interactive, bulk = self._queues["interactive"], self._queues["bulk"]
         interactive.drop_removed()
         bulk.drop_removed()
-        is_bulk_turn = self._interactive_turns >= _TURNS_BEFORE_BULK
-        for queue in (bulk, interactive) if is_bulk_turn else (interactive, bulk):
-            first = self._next_turn(queue)
-            if first is None:
+        is_due = self._bulk_due >= _SMALL_BULK_TOKENS
+        for queue in (bulk, interactive) if is_due else (interactive, bulk):
+            if queue is bulk and not is_due and self._is_patient(now):
                 continue
-            max_tokens = inf
-            if queue is bulk:
-                if interactive.tokens or self._running_interactive:
-                    self._max_bulk_tokens = _SMALL_BULK_TOKENS
-                max_tokens, self._max_bulk_tokens = self._max_bulk_tokens, 2 * self._max_bulk_tokens
-                self._interactive_turns = 0
-            elif bulk.tokens:
-                self._max_bulk_tokens = _SMALL_BULK_TOKENS
-                self._interactive_turns += 1
-            else:
-                self._max_bulk_tokens = inf
-            return self._filled(queue, first, max_tokens)
+            first = self._next_turn(queue)
+            if first is not None:
+                return self._filled(queue, first, self._max_bulk() if queue is bulk else inf)
         return []
+
+    @property
+    def _has_interactive(self) -> bool:
+        """Whether interactive items are queued or running."""
+        return self._queues["interactive"].tokens > 0 or self._running_interactive > 0
+
+    def _max_bulk(self) -> float:
+        """Return the maximum number of tokens of the next bulk batch."""
+        return max(_SMALL_BULK_TOKENS, self._bulk_due) if self._has_interactive else self._ramp
+
+    def _account(self, tokens: int, *, is_interactive: bool) -> None:
+        """Count the tokens of a batch for the next bulk batch and its tenth."""
+        if not is_interactive:
+            self._ramp = 2 * (_SMALL_BULK_TOKENS if self._has_interactive else self._ramp)
+            self._bulk_due -= tokens * self._has_interactive
+        elif self._queues["bulk"].tokens:
+            self._ramp = _SMALL_BULK_TOKENS
+            self._bulk_due += tokens / _TOKENS_BEFORE_BULK
+        else:
+            self._ramp, self._bulk_due = inf, 0.0
+        if is_interactive and self._patient_until:
+            self._patient_until.popleft()
+
+    def _is_patient(self, now: float) -> bool:
+        """Return whether all idle streams wait for interactive items."""
+        while self._patient_until and self._patient_until[0] <= now:
+            self._patient_until.popleft()
+        return len(self._patient_until) >= max(1, self.streams - self._running)
 
     def _next_turn(self, queue: RequestQueue[Item]) -> QueueEntry[Item] | None:
         """Return the first item of the next batch; None if no item of a priority may run now.

@@ -116,6 +116,7 @@ class BatchRunner(Generic[Item, Result]):
         self.cancellations = 0
         self.stop = on_stop
         self.release = former.release
+        self.retry_s = former.retry_s
         self._run = run
         self._former = former
         self._probe = probe
@@ -139,7 +140,7 @@ class BatchRunner(Generic[Item, Result]):
 
     def form(self, now: float) -> Batch[RequestItem[Item, Result]]:
         """Remove the next batch from the queue, and return it; see `Runner.form`."""
-        batch = self._former.form()
+        batch = self._former.form(now)
         for entry in batch.items:
             entry.request.progressed = now
         return batch

@@ -1,8 +1,8 @@
 """The streams of a device, which run the batches of all its models.
 
-A stream runs one batch at a time, in a thread. There is no timer: a batch that finds an idle stream
-starts immediately. After a batch, the stream's thread takes the next one itself, because a round
-trip through a busy event loop would leave a core idle.
+A stream runs one batch at a time, in a thread. A batch that finds an idle stream starts at once,
+unless its runner withholds it for a moment (`Runner.retry_s`). After a batch, the stream's thread
+takes the next one itself, because a round trip through a busy event loop would leave a core idle.
 
 - Fairness: streams are shared by weighted fair queueing. Each runner has a virtual time, which
   advances by the duration of its batches divided by its share. The runner with the smallest virtual
@@ -36,6 +36,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf
 from operator import attrgetter
 from typing import Any, Protocol
 
@@ -119,8 +120,11 @@ class Runner(Protocol):
     def record(self, batch: Batch[Any], seconds: float) -> None:
         """Record the duration of a batch that has run. Calls do not overlap."""
 
-    def release(self, batch: Batch[Any]) -> None:
+    def release(self, batch: Batch[Any], now: float) -> None:
         """Count the batch as running no longer."""
+
+    def retry_s(self, now: float) -> float:
+        """Return the seconds until `form` may return a batch that it withholds now; inf: none."""
 
     async def recover(self, batch: Batch[Any], failure: Failure, run: RunInThread) -> None:
         """Run what can be run of a failed batch, in the same stream, and fail the rest."""
@@ -289,7 +293,14 @@ class StreamPool:
                 self.wake()
             idle: asyncio.Future[None] = self._loop.create_future()
             (self._idle.appendleft if stream.is_spare else self._idle.append)(idle)
-            await idle
+            now = self.clock.now()
+            retry_s = min((own.runner.retry_s(now) for own in self._members), default=inf)
+            if retry_s == inf:
+                await idle
+                return
+            await self.clock.wait(idle, retry_s)
+            if not idle.done() and idle in self._idle:
+                self._idle.remove(idle)
             return
         self.wake()  # another stream may find a batch too
         try:
@@ -309,7 +320,7 @@ class StreamPool:
             member = ended.member
             member.running -= 1
             member.virtual_s += (now - ended.started - ended.expected_s) / member.runner.share
-            member.runner.release(ended.batch)
+            member.runner.release(ended.batch, now)
         # Set once: the event loop reads it without the lock, and takes None for the end of the
         # thread's work.
         stream.run = self._next(stream, now)

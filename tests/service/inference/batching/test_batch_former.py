@@ -3,6 +3,7 @@ import threading
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import inf
 from typing import TypeVar, get_args
 
 import pytest
@@ -50,8 +51,8 @@ def add(
 
 def next_batch(former: BatchFormer[Item], ended: Batch[Item]) -> Batch[Item]:
     """Return the next batch of the stream that has run the ended batch."""
-    former.release(ended)
-    return former.form()
+    former.release(ended, 0.0)
+    return former.form(1.0)
 
 
 def batches_of(former: BatchFormer[int]) -> list[list[int]]:
@@ -67,10 +68,10 @@ def formed(former: BatchFormer[int]) -> Iterator[Batch[int]]:
 
 def test_empty_queue_forms_an_empty_batch() -> None:
     former = former_of()
-    assert not former.form().items
+    assert not former.form(1.0).items
     add(former, 5)
-    assert former.form() == Batch([5], 5, 15.0, is_interactive=True)
-    assert not former.form().items
+    assert former.form(1.0) == Batch([5], 5, 15.0, is_interactive=True)
+    assert not former.form(1.0).items
 
 
 def test_queued_requests_form_one_batch() -> None:
@@ -161,7 +162,7 @@ def test_item_of_unusual_length_does_not_starve() -> None:
 
 def test_batch_leaves_other_streams_their_share_of_the_tokens() -> None:
     former = former_of(*[6] * 8, streams=2, min_split_tokens=1)
-    first, second = former.form(), former.form()
+    first, second = former.form(1.0), former.form(1.0)
     assert [len(first.items), len(second.items)] == [4, 4]
     add(former, *[6] * 8)
     # 48 queued and 24 running tokens: a share of 36.
@@ -198,7 +199,7 @@ def test_removed_items_are_released_while_others_wait() -> None:
     del leaving
     for _ in range(20):
         former.add([{2}], [90])
-    former.form()
+    former.form(1.0)
     assert former.tokens == 19 * 90
     assert gone() is None
 
@@ -292,7 +293,7 @@ def test_tokens_ahead_ignores_finished_and_removed_items() -> None:
     former = former_of()
     leaving, staying = add(former, 30, 30), add(former, 40, 60)
     former.remove(leaving)
-    assert former.form().tokens == 100
+    assert former.form(1.0).tokens == 100
     assert former.tokens_ahead(1000) == 0
     assert staying.tokens == leaving.tokens == 0
 
@@ -304,7 +305,7 @@ def test_oldest_items_has_one_item_of_each_queued_request() -> None:
     left = add(former, 80)
     former.remove(left)
     assert former.oldest_items() == [60, 70]
-    assert former.form().items == [60]
+    assert former.form(1.0).items == [60]
     assert sorted(former.oldest_items()) == [61, 70]
 
 
@@ -320,13 +321,13 @@ def test_long_items_take_every_second_turn_while_shorter_ones_wait() -> None:
 
 def test_long_items_run_one_at_a_time_and_leave_other_streams_to_shorter_ones() -> None:
     former = former_of(900, 901, 902, 5, streams=2)
-    first = former.form()
+    first = former.form(1.0)
     assert first.items == [900]
-    second = former.form()
+    second = former.form(1.0)
     assert second.items == [5]
     assert not next_batch(former, second).items
     add(former, 7)
-    second = former.form()
+    second = former.form(1.0)
     assert second.items == [7]
     first = next_batch(former, first)
     assert first.items == [901]
@@ -346,45 +347,58 @@ def test_long_items_run_however_many_shorter_ones_arrive() -> None:
 
 def test_short_items_behind_a_long_one_of_their_request_do_not_wait_for_it() -> None:
     former = former_of(900, streams=2)
-    assert former.form().is_long
+    assert former.form(1.0).is_long
     add(former, 901, 5, 902, 6)
-    assert sorted(former.form().items) == [5, 6]
+    assert sorted(former.form(1.0).items) == [5, 6]
 
 
 def test_interactive_items_overtake_bulk_items_and_share_no_batch_with_them() -> None:
     former = former_of()
     add(former, *[8] * 20, priority="bulk")
-    assert former.form().items == [8] * 12
+    assert former.form(1.0).items == [8] * 12
     add(former, 7)
     add(former, 9)
-    assert sorted(former.form().items) == [7, 9]
-    assert former.form().items == [8] * 8
+    assert sorted(former.form(1.0).items) == [7, 9]
+    assert former.form(1.0).items == [8] * 8
 
 
-def test_bulk_requests_have_every_tenth_turn_while_interactive_ones_are_queued() -> None:
-    former = former_of(*[90] * 40)
-    add(former, *[80] * 6, priority="bulk")
-    add(former, *[81] * 6, priority="bulk")
+def test_bulk_requests_have_a_tenth_of_the_tokens_while_interactive_ones_are_queued() -> None:
+    former = former_of(*[90] * 400)
+    add(former, *[80] * 20, priority="bulk")
+    add(former, *[81] * 20, priority="bulk")
     batches = [item for batch in batches_of(former) for item in batch]
-    ninths = [90] * 9
-    assert batches[:40] == [*ninths, 80, *ninths, 81, *ninths, 80, *ninths, 81]
-    assert batches[40:] == [90] * 4 + [80, 81] * 4
+    beside = batches[: len(batches) - batches[::-1].index(90)]
+    ran = [item for item in beside if item < 90]
+    # One batch of a bulk item may still be due.
+    assert sum(ran) / sum(beside) == pytest.approx(0.1, abs=0.02)
+    assert abs(ran.count(80) - ran.count(81)) <= 1
+    # The first is due after 9 x 128 interactive tokens.
+    assert batches.index(80) == 13
+
+
+def test_a_long_bulk_item_is_paid_with_the_turns_after_it() -> None:
+    former = former_of(*[90] * 100)
+    add(former, 400, 400, priority="bulk")
+    items = [item for batch in batches_of(former) for item in batch]
+    first, second = (index for index, item in enumerate(items) if item == 400)
+    assert first == 13
+    assert (second - first) * 90 == pytest.approx(9 * 400, rel=0.1)
 
 
 def test_bulk_batches_are_small_beside_interactive_items_and_double_without() -> None:
     former = former_of(5, max_cost=1000, min_split_tokens=1000, streams=2)
-    interactive = former.form()
-    former.release(interactive)
+    interactive = former.form(1.0)
+    former.release(interactive, 0.0)
     add(former, *[20] * 400, priority="bulk")
     # Nothing interactive is queued or running: 1,000 tokens.
-    assert len(former.form().items) == 50
+    assert len(former.form(1.0).items) == 50
     add(former, 5)
-    interactive = former.form()
+    interactive = former.form(1.0)
     assert (interactive.items, interactive.is_interactive) == ([5], True)
     # While it runs, 128 tokens; then 256, 512 and 1,000.
-    assert [len(former.form().items) for _ in range(2)] == [6, 6]
-    former.release(interactive)
-    assert [len(former.form().items) for _ in range(4)] == [12, 25, 50, 50]
+    assert [len(former.form(1.0).items) for _ in range(2)] == [6, 6]
+    former.release(interactive, 0.0)
+    assert [len(former.form(1.0).items) for _ in range(4)] == [12, 25, 50, 50]
     add(former, 300, priority="bulk")
     add(former, 5)
     rest = batches_of(former)
@@ -392,19 +406,45 @@ def test_bulk_batches_are_small_beside_interactive_items_and_double_without() ->
     assert [300] in rest
 
 
-def test_interactive_turns_count_only_while_bulk_items_are_queued() -> None:
-    former = former_of(*[90] * 30)
+def test_interactive_tokens_count_only_while_bulk_items_are_queued() -> None:
+    former = former_of(*[90] * 40)
     batch = NONE
     for _ in range(20):
         batch = next_batch(former, batch)
     add(former, 80, priority="bulk")
-    assert batches_of(former)[:10] == [*[[90]] * 9, [80]]
+    assert batches_of(former)[:14] == [*[[90]] * 13, [80]]
+
+
+def test_a_stream_that_has_run_interactive_items_waits_a_moment_before_bulk_ones() -> None:
+    former = former_of(5)
+    former.release(former.form(7.0), 7.0)
+    add(former, 8, priority="bulk")
+    assert not former.form(7.005).items
+    assert former.retry_s(7.005) == pytest.approx(0.005)
+    add(former, 6)
+    assert former.form(7.006).items == [6]
+    assert former.retry_s(7.006) == inf  # no stream is idle
+    former.release(Batch([6], 6, 16.0, is_interactive=True), 7.02)
+    assert not former.form(7.029).items
+    assert former.form(7.03).items == [8]
+    assert former.retry_s(7.03) == inf
+
+
+def test_other_streams_run_bulk_items_meanwhile() -> None:
+    former = former_of(5, streams=3)
+    interactive = former.form(7.0)
+    add(former, *[200] * 3, priority="bulk")
+    first = former.form(7.0)
+    former.release(interactive, 7.0)
+    assert [len(former.form(7.0).items) for _ in range(2)] == [1, 0]
+    former.release(first, 7.001)
+    assert former.form(7.001).items == [200]
 
 
 def test_bulk_items_run_while_no_interactive_item_may_run() -> None:
     former = former_of(900, 901, streams=2)
     add(former, 5, priority="bulk")
-    assert [list(former.form().items) for _ in range(3)] == [[900], [5], []]
+    assert [list(former.form(1.0).items) for _ in range(3)] == [[900], [5], []]
 
 
 def test_removed_bulk_items_are_released_while_interactive_ones_run() -> None:
@@ -420,7 +460,7 @@ def test_removed_bulk_items_are_released_while_interactive_ones_run() -> None:
     former.remove(former.add([leaving := {1}], [400], "bulk"))
     gone = weakref.ref(leaving)
     del leaving
-    former.form()
+    former.form(1.0)
     assert gone() is None
 
 

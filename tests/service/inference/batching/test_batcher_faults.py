@@ -114,10 +114,10 @@ async def test_defect_of_the_batcher_fails_all_requests_and_calls_on_stop(
     form = BatchFormer.form
     formed: list[object] = []
 
-    def break_down(former: BatchFormer[object]) -> Batch[object]:
+    def break_down(former: BatchFormer[object], now: float) -> Batch[object]:
         if len(formed) == good_batches:
             raise ZeroDivisionError
-        formed.append(batch := form(former))
+        formed.append(batch := form(former, now))
         return batch
 
     monkeypatch.setattr(BatchFormer, "form", break_down)

@@ -429,7 +429,7 @@ async def test_closed_batcher_is_released_while_the_stream_is_busy() -> None:
 async def test_defect_of_a_batcher_affects_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
 
-    def break_down(**_: object) -> Batch[object]:
+    def break_down(_: float) -> Batch[object]:
         calls.append(1)
         raise ZeroDivisionError
 
@@ -571,3 +571,30 @@ def test_every_item_returns_once_whatever_happens_to_other_batchers(
         batcher_of(Recorder(), streams=limit, min_split_tokens=1, pool=pool) for _ in range(3)
     ]
     asyncio.run(scenario())
+
+
+async def test_idle_stream_takes_the_withheld_bulk_items_when_their_time_has_come() -> None:
+    clock = ManualClock()
+    recorder, pool = Recorder(), StreamPool(1, clock)
+    batcher = batcher_of(recorder, pool=pool)
+
+    async def run(item: int) -> None:
+        assert (await batcher.submit([item])).results == [item**2]
+        await eventually_async(lambda: len(pool._idle) == 1)
+
+    async with started(batcher):
+        await run(5)
+        bulk = asyncio.ensure_future(batcher.submit([6], priority="bulk"))
+        await clock.advance(0.009)
+        assert recorder.batches == [[5]]
+        await clock.advance(0.002)
+        assert (await bulk).results == [36]
+        await run(7)
+        bulk = asyncio.ensure_future(batcher.submit([8], priority="bulk"))
+        await clock.advance(0.002)
+        # Interactive items come meanwhile, and the moment begins anew.
+        await run(9)
+        await clock.advance(0.009)
+        assert recorder.batches[-1] == [9]
+        await clock.advance(0.002)
+        assert (await bulk).results == [64]
