@@ -1,0 +1,140 @@
+"""A trained model, exported and served, with its reference model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.artifact import Artifact
+from models.gradients import attribution
+from models.gradients.attribution import TargetFunction
+from models.gradients.inputs import InputRow, Side
+from models.gradients.maxsim import maxsim
+from models.gradients.reference_model import ReferenceModel
+from service.inference.model.opening import ModelOptions
+from service.inference.model.sync_model import SyncModel
+from tests.benchmarks.comparison import BenchmarkError
+from tests.benchmarks.explain.tasks import VOCABULARY, Case, training_cases
+from tests.benchmarks.explain.training import train_and_export, token_ids
+
+Values = NDArray[np.float64]
+
+_MIN_ACCURACY = 0.95
+
+
+@dataclass(frozen=True)
+class GradientInputs:
+    """Arguments of `attribution.attribute` for a case, and the indices of its words' tokens.
+
+    Attributes:
+        sides: Rows whose tokens get scores, with baselines.
+        target: Scalar to attribute.
+        first: Index of the token of the first word, among the tokens of all rows.
+        entries: Vocabulary entries of the sparse vectors that `target` receives.
+    """
+
+    sides: Sequence[Side]
+    target: TargetFunction
+    first: int
+    entries: Sequence[int] | None = None
+
+
+class ServedModel:
+    """A trained model of a kind.
+
+    Args:
+        kind: Key of `KINDS`.
+        folder: Folder for the checkpoint and the artifact.
+        hidden_size: Width of the model.
+        steps: Number of training steps; None: those of the kind.
+    """
+
+    def __init__(
+        self, kind: str, folder: Path, hidden_size: int = 64, steps: int | None = None
+    ) -> None:
+        self.kind = kind
+        artifact = train_and_export(kind, folder, hidden_size, steps)
+        self.reference = ReferenceModel.open(Artifact.load(artifact.path))
+        self.model = SyncModel(artifact.path, ModelOptions(threads=1, max_queue_tokens=10**9))
+
+    def __enter__(self) -> "ServedModel":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.model.close()
+
+    def results(self, case: Case, texts: Sequence[str]) -> Values:
+        """Return the served result of a case with each of other texts, `(N,)`.
+
+        It is the logit of the label or of relevance, or the similarity of query and text.
+        """
+        distinct = list(dict.fromkeys(texts))
+        if self.kind == "classifier":
+            values = self.model.classify(distinct).logits[:, case.label]
+        else:
+            values = self.model.score(" ".join(case.query), distinct).raw_scores
+        results = dict(zip(distinct, values.tolist(), strict=True))
+        return np.array([results[text] for text in texts])
+
+    def check_accuracy(self, number: int) -> float:
+        """Return the accuracy for held-out cases.
+
+        A pair of an embedding model counts if the relevant document has the higher score.
+
+        Raises:
+            BenchmarkError: The accuracy is too low for evidence to be known.
+        """
+        cases = training_cases(self.kind, np.random.default_rng(2), 2 * number)
+        texts = [" ".join(case.text) for case in cases]
+        if self.kind == "classifier":
+            predicted = self.model.classify(texts).logits.argmax(1)
+            is_right = predicted == [case.label for case in cases]
+        else:
+            queries = [" ".join(case.query) for case in cases]
+            if self.kind != "reranker":
+                queries[1::2] = queries[::2]
+            scores = self.model.score(queries, texts).raw_scores
+            is_right = (scores > 0) == [case.label == 1 for case in cases]
+            if self.kind != "reranker":
+                is_right = scores[::2] > scores[1::2]
+        accuracy = float(np.mean(is_right))
+        if accuracy < _MIN_ACCURACY:
+            raise BenchmarkError(
+                f"the model {self.kind} did not learn its task: its held-out accuracy is "
+                f"{accuracy:.3f}, and {_MIN_ACCURACY} is required"
+            )
+        return accuracy
+
+    def gradient_inputs(self, case: Case, baseline: str) -> GradientInputs:
+        """Return the inputs of a gradient method.
+
+        Args:
+            case: Case to explain.
+            baseline: Token that replaces each word in the baseline.
+        """
+        model, query = self.reference, _side((case.query,), baseline)
+        document = _side((case.text,), baseline)
+        match self.kind:
+            case "classifier":
+                return GradientInputs([document], attribution.label(case.label), 1)
+            case "reranker":
+                pair = _side((case.query, case.text), baseline)
+                return GradientInputs([pair], attribution.score(), len(query.row.ids))
+            case "SPLADE":
+                weights = model.vector(query.row)
+                entries = weights.nonzero()[:, 0].tolist()
+                target = attribution.dot(weights[entries], model.normalize)
+                return GradientInputs([document], target, 1, entries)
+            case "ColBERT":
+                first = len(query.row.ids) + 1
+                return GradientInputs([query, document], maxsim(model.normalize), first)
+        target = attribution.similarity("cosine", model.vector(query.row), model.normalize)
+        return GradientInputs([document], target, 1)
+
+
+def _side(texts: Sequence[Sequence[str]], baseline: str) -> Side:
+    ids, types = token_ids(*texts)
+    replaced, _ = token_ids(*([baseline] * len(words) for words in texts))
+    return Side(InputRow(ids, token_types=types), replaced)
