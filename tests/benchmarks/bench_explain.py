@@ -92,8 +92,8 @@ def _measure_variant(
             started = time.perf_counter()
             explained = method(served, case)
             milliseconds = (time.perf_counter() - started) * 1000
-            figures.append((*_evidence(case, explained), milliseconds))
-            figures[-1] += _faithfulness(served, case, explained.order, results)
+            faithfulness = _faithfulness(served, case, explained.order, results)
+            figures.append((*_evidence(case, explained), milliseconds, *faithfulness))
         print(f"{column}: {name}", flush=True)
         columns = np.array(figures).T
         for title, values in zip(_MEASURES, columns, strict=True):

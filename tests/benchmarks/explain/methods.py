@@ -57,7 +57,7 @@ def _both(served: ServedModel, case: Case) -> Explained:
     text, spans = _units(case)
     whole, empty, *others = served.results(case, [text, *variants_of(text, spans)])
     parts = whole - np.array(others[: len(spans)]), np.array(others[len(spans) :]) - empty
-    return _ordered(sum(part / (np.linalg.norm(part) or 1) for part in parts))  # type: ignore[arg-type]
+    return _ordered(sum(part / (np.linalg.norm(part) or 1) for part in parts))
 
 
 def _units(case: Case) -> tuple[str, list[tuple[int, int]]]:
@@ -143,9 +143,7 @@ METHODS: Mapping[str, Method] = {
     "Shapley, 64": partial(_shapley, samples=64),
     "Shapley, 256": partial(_shapley, samples=256),
     "integrated gradients": partial(_gradients, method="integrated_gradients"),
-    "integrated gradients, mask": partial(
-        _gradients, method="integrated_gradients", baseline=MASK
-    ),
+    "integrated gradients, mask": partial(_gradients, method="integrated_gradients", baseline=MASK),
     "gradient x input": partial(_gradients, method="grad_x_input"),
     "occlusion, mask": partial(_gradients, method="occlusion", baseline=MASK),
 }

@@ -16,8 +16,8 @@ from models.gradients.reference_model import ReferenceModel
 from service.inference.model.opening import ModelOptions
 from service.inference.model.sync_model import SyncModel
 from tests.benchmarks.comparison import BenchmarkError
-from tests.benchmarks.explain.tasks import VOCABULARY, Case, training_cases
-from tests.benchmarks.explain.training import train_and_export, token_ids
+from tests.benchmarks.explain.tasks import Case, training_cases
+from tests.benchmarks.explain.training import token_ids, train_and_export
 
 Values = NDArray[np.float64]
 

@@ -108,9 +108,7 @@ def held_out_cases(kind: str, variant: str, number: int) -> list[Case]:
     return [relevance_case(generator, True, copies) for _ in range(number)]
 
 
-def _mixed(
-    generator: np.random.Generator, decisive: Sequence[str]
-) -> tuple[list[str], list[int]]:
+def _mixed(generator: np.random.Generator, decisive: Sequence[str]) -> tuple[list[str], list[int]]:
     """Return a text of distractors with other words at random places, and these places."""
     length = int(generator.integers(_MIN_WORDS, _MAX_WORDS + 1))
     words = [str(word) for word in generator.choice(DISTRACTORS, length)]

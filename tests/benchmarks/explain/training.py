@@ -1,6 +1,5 @@
 """Training of a small BERT of each kind, and its artifact."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
-from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from torch import Tensor
 
@@ -31,7 +29,7 @@ from tests.benchmarks.explain.tasks import (
     Case,
     training_cases,
 )
-from tests.models.checkpoints import write_json, write_modules
+from tests.models.checkpoints import write_json
 
 # Cases of a batch; those of relevance are half as many queries.
 _BATCH = 64
@@ -58,7 +56,7 @@ class Texts:
 
 
 def token_ids(*texts: Sequence[str]) -> tuple[list[int], list[int]]:
-    """Return the token ids and token types of a text or a pair of texts, special tokens included."""
+    """Return token ids and token types of a text or a pair of texts, special tokens included."""
     ids, types = [VOCABULARY[CLS]], [0]
     for index, words in enumerate(texts):
         ids += [*(VOCABULARY[word] for word in words), VOCABULARY[SEP]]
@@ -120,17 +118,14 @@ def _similarity_loss(
     """Return the contrastive loss of each query's document among all documents of the batch."""
 
     def loss(network: _Network, cases: Sequence[Case]) -> Tensor:
-        q = vectors(network, _padded([(case.query,) for case in cases[::2]]))
-        d = vectors(network, _padded([(case.text,) for case in [*cases[::2], *cases[1::2]]]))
-        if multi:
-            scores = torch.einsum("qiw,djw->qdij", q, d).amax(-1).sum(-1)
-        else:
-            scores = q @ d.T
-        # Documents of other queries can be relevant too.
-        documents = [*cases[::2], *cases[1::2]]
-        relevant = torch.tensor([[a.concept in b.concepts for b in documents] for a in cases[::2]])
-        own = torch.eye(*relevant.shape, dtype=torch.bool)
+        queries, documents = cases[::2], [*cases[::2], *cases[1::2]]
+        q = vectors(network, _padded([(case.query,) for case in queries]))
+        d = vectors(network, _padded([(case.text,) for case in documents]))
+        scores = torch.einsum("qiw,djw->qdij", q, d).amax(-1).sum(-1) if multi else q @ d.T
         scores = scores if sparse else scores * network.scale.abs()
+        # Documents of other queries can be relevant too.
+        relevant = torch.tensor([[a.concept in b.concepts for b in documents] for a in queries])
+        own = torch.eye(*relevant.shape, dtype=torch.bool)
         scores = scores.masked_fill(relevant & ~own, -torch.inf)
         value = F.cross_entropy(scores, torch.arange(len(q)))
         return value + _SPARSITY * (q.sum(1).mean() + d.sum(1).mean()) if sparse else value
@@ -172,9 +167,7 @@ class Kind:
 
 
 KINDS = {
-    "mean": Kind(
-        transformers.BertModel, _similarity_loss(_mean), 800, Overrides(pooling=["mean"])
-    ),
+    "mean": Kind(transformers.BertModel, _similarity_loss(_mean), 800, Overrides(pooling=["mean"])),
     "CLS": Kind(transformers.BertModel, _similarity_loss(_first), 1200, Overrides(pooling=["cls"])),
     "reranker": Kind(transformers.BertForSequenceClassification, _pair_loss, 1500, base="mean"),
     "classifier": Kind(transformers.BertForSequenceClassification, _label_loss, 600),
@@ -183,6 +176,7 @@ KINDS = {
         _similarity_loss(_sparse, sparse=True),
         1500,
         Overrides(sparse=True),
+        base="mean",
     ),
     "ColBERT": Kind(transformers.BertModel, _similarity_loss(_multi, multi=True), 1000),
 }
@@ -216,7 +210,7 @@ def train(kind: str, hidden_size: int, steps: int) -> _Network:
         cases = [_masked(generator, case) for case in training_cases(kind, generator, _BATCH)]
         loss = KINDS[kind].loss(network, cases)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(network.parameters(), 1.0)
         optimizer.step()
         schedule.step()
@@ -268,10 +262,12 @@ def _save_tokenizer(folder: Path) -> None:
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"cls_token": CLS, "sep_token": SEP, "pad_token": PAD, "mask_token": MASK}
-    write_json(
-        folder / "tokenizer_config.json",
-        {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 40, **names},
-    )
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 40,
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    }
+    write_json(folder / "tokenizer_config.json", {**settings, **names})
 
 
 def _save_multi_vector(folder: Path, encoder: Path, projection: Tensor) -> Path:
@@ -282,9 +278,7 @@ def _save_multi_vector(folder: Path, encoder: Path, projection: Tensor) -> Path:
 
     names = {"module_input_name": "token_embeddings"}
     width, hidden_size = projection.shape
-    dense = Dense(
-        hidden_size, width, bias=False, activation_function=torch.nn.Identity(), **names
-    )
+    dense = Dense(hidden_size, width, bias=False, activation_function=torch.nn.Identity(), **names)
     dense.linear.weight = torch.nn.Parameter(projection.detach())
     modules = [Transformer(str(encoder)), dense, MultiVectorMask(), Normalize(**names)]
     saved = folder / f"{encoder.name}-saved"
