@@ -11,7 +11,7 @@ words and so favour methods that do.
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,9 @@ _SIGNS = "Share of planted words with the right sign"
 _TIME = "Time per case, median in ms"
 _COMPREHENSIVENESS = "Comprehensiveness: higher is better; biased towards deletion"
 _SUFFICIENCY = "Sufficiency: lower is better; biased towards deletion"
-_MEASURES = (_FIRST, _THREE, _SIGNS, _TIME, _COMPREHENSIVENESS, _SUFFICIENCY)
+MEASURES = (_FIRST, _THREE, _SIGNS, _TIME, _COMPREHENSIVENESS, _SUFFICIENCY)
+_HIDDEN_SIZE = 64
+_ACCURACY_CASES = 1000
 
 
 def main() -> None:
@@ -40,49 +42,35 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=200, help="held-out texts per variant")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        tables, notes = measure(arguments.kinds, arguments.cases, Path(folder))
+    tables = {title: Comparison(contenders_in_rows=True) for title in MEASURES}
+    notes = []
+    for kind in arguments.kinds:
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            ServedModel(kind, Path(folder), _HIDDEN_SIZE, KINDS[kind].steps) as served,
+        ):
+            accuracy = served.check_accuracy(_ACCURACY_CASES)
+            notes.append(f"- {kind}: held-out accuracy {accuracy:.3f}")
+            measure(tables, served, arguments.cases)
     parts = [part for title, table in tables.items() for part in (f"**{title}**", table)]
-    report(*parts, "\n".join(f"- {note}" for note in notes))
+    report(*parts, "\n".join(notes))
 
 
-def measure(
-    kinds: Sequence[str],
-    cases: int,
-    folder: Path,
-    *,
-    hidden_size: int = 64,
-    steps: int | None = None,
-    with_check: bool = True,
-) -> tuple[dict[str, Comparison], list[str]]:
-    """Return a table of each measure, and the accuracies of the models.
+def measure(tables: Mapping[str, Comparison], served: ServedModel, cases: int) -> None:
+    """Add the measures of all methods for all variants of a kind to the tables.
 
     Args:
-        kinds: Kinds of models.
+        tables: Table of each of `MEASURES`.
+        served: Model of the kind.
         cases: Number of held-out cases of each variant.
-        folder: Folder for checkpoints and artifacts.
-        hidden_size: Width of the models.
-        steps: Number of training steps; None: those of the kind.
-        with_check: Whether a model that did not learn its task is an error.
-
-    Raises:
-        BenchmarkError: A model did not learn its task.
     """
-    tables = {title: Comparison(contenders_in_rows=True) for title in _MEASURES}
-    notes = []
-    for kind in kinds:
-        with ServedModel(kind, folder, hidden_size, steps) as served:
-            if with_check:
-                accuracy = served.check_accuracy(1000)
-                notes.append(f"{kind}: held-out accuracy {accuracy:.3f}")
-            for variant in variants_of_kind(kind):
-                held_out = held_out_cases(kind, variant, cases)
-                _measure_variant(tables, served, f"{kind}, {variant}", held_out)
-    return tables, notes
+    for variant in variants_of_kind(served.kind):
+        held_out = held_out_cases(served.kind, variant, cases)
+        _measure_variant(tables, served, f"{served.kind}, {variant}", held_out)
 
 
 def _measure_variant(
-    tables: dict[str, Comparison], served: ServedModel, column: str, cases: Sequence[Case]
+    tables: Mapping[str, Comparison], served: ServedModel, column: str, cases: Sequence[Case]
 ) -> None:
     known: list[dict[str, float]] = [{} for _ in cases]  # results that are not measured again
     for name, method in methods_of(served.kind).items():
@@ -96,7 +84,7 @@ def _measure_variant(
             figures.append((*_evidence(case, explained), milliseconds, *faithfulness))
         print(f"{column}: {name}", flush=True)
         columns = np.array(figures).T
-        for title, values in zip(_MEASURES, columns, strict=True):
+        for title, values in zip(MEASURES, columns, strict=True):
             value = np.median(values) if title == _TIME else values.mean()
             tables[title].add(column, name, float(value))
 

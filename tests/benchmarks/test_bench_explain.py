@@ -1,25 +1,24 @@
 """The benchmark of explanations, with models that are hardly trained."""
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 from service.inference.explain.deletion import effects_of, unit_spans, variants_of
-from tests.benchmarks.bench_explain import measure
-from tests.benchmarks.comparison import BenchmarkError
+from tests.benchmarks.bench_explain import MEASURES, measure
+from tests.benchmarks.comparison import BenchmarkError, Comparison
 from tests.benchmarks.explain.methods import METHODS, methods_of, text_of
 from tests.benchmarks.explain.served import ServedModel
 from tests.benchmarks.explain.tasks import (
     DISTRACTORS,
     MASK,
+    VOCABULARY,
     held_out_cases,
     training_cases,
     variants_of_kind,
 )
 from tests.benchmarks.explain.training import KINDS
-
-STEPS = 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -44,49 +43,58 @@ def test_relevance_is_decided_by_the_concept_of_the_query() -> None:
     assert lengths[0] == pytest.approx(lengths[1], abs=2)
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ServedModel]:
+    with ServedModel(request.param, tmp_path_factory.mktemp("served"), 32, steps=3) as model:
+        yield model
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_every_method_explains_every_kind(tmp_path: Path, kind: str) -> None:
-    tables, notes = measure([kind], 2, tmp_path, hidden_size=32, steps=STEPS, with_check=False)
-    columns = [f"{kind}, {variant}" for variant in variants_of_kind(kind)]
-    assert notes == []
+def test_every_method_explains_every_kind(served: ServedModel) -> None:
+    tables = {title: Comparison() for title in MEASURES}
+    measure(tables, served, 2)
+    variants = [f"{served.kind}, {variant}" for variant in variants_of_kind(served.kind)]
     for table in tables.values():
-        assert list(table.figures) == columns
+        assert list(table.figures) == variants
         for figures in table.figures.values():
-            assert figures.keys() == methods_of(kind).keys()
+            assert figures.keys() == methods_of(served.kind).keys()
             assert np.isfinite([value for values in figures.values() for value in values]).all()
 
 
 @pytest.mark.slow
-def test_methods_measure_the_served_model(tmp_path: Path) -> None:
-    (case,) = held_out_cases("reranker", "one word", 1)
+def test_methods_explain_the_served_result(served: ServedModel) -> None:
+    (case,) = held_out_cases(served.kind, "one word", 1)
     text = " ".join(case.text)
-    with ServedModel("reranker", tmp_path, hidden_size=32, steps=STEPS) as served:
-        with pytest.raises(BenchmarkError, match="the model reranker did not learn its task"):
-            served.check_accuracy(20)
-        spans = unit_spans(text, "words")
-        whole, *results = served.results(case, [text, *variants_of(text, spans)])
-        effects = effects_of("document", (0, len(text)), spans, float(whole), results).units
-        both = METHODS["both"](served, case).order
-        assert [effects[index].rank for index in both] == list(range(1, len(both) + 1))
-        greedy = METHODS["greedy removal"](served, case)
-        empty = served.results(case, [""])[0]
-        assert greedy.values.sum() == pytest.approx(whole - empty, abs=1e-6)
-        assert METHODS["Shapley, 64"](served, case).values.sum() == pytest.approx(whole - empty)
-        inputs = served.gradient_inputs(case, MASK)
-        value = inputs.target(*(served.reference.vectors(side.row) for side in inputs.sides))
-        assert value.item() == pytest.approx(whole, abs=1e-4)
-        assert text_of(case, range(len(case.text))) == text
+    assert text_of(case, range(len(case.text))) == text
+    spans = unit_spans(text, "words")
+    whole, *results = served.results(case, [text, *variants_of(text, spans)])
+    effects = effects_of("document", (0, len(text)), spans, float(whole), results).units
+    both = METHODS["both"](served, case).order
+    assert [effects[index].rank for index in both] == list(range(1, len(both) + 1))
+    change = whole - served.results(case, [""])[0]
+    for name in ("greedy removal", "Shapley, 64"):
+        assert METHODS[name](served, case).values.sum() == pytest.approx(change, abs=1e-6)
+    inputs = served.gradient_inputs(case, MASK)
+    rows = [side.row for side in inputs.sides]
+    vectors = [served.reference.vectors(row, entries=inputs.entries) for row in rows]
+    assert inputs.target(*vectors).item() == pytest.approx(whole, abs=1e-4)
+    ids = [token for row in rows for token in row.ids][inputs.first :][: len(case.text)]
+    assert ids == [VOCABULARY[word] for word in case.text]
+    if served.kind == "mean":
+        own, query = (
+            served.model.encode_tokens(" ".join(words)).vectors[0].astype(np.float64).sum(0)
+            for words in (case.text, case.query)
+        )
+        tokens = served.model.encode_tokens(text).vectors[0].astype(np.float64)
+        special = (tokens[0] + tokens[-1]) @ query
+        special /= np.linalg.norm(own) * np.linalg.norm(query)
+        terms = METHODS["all terms"](served, case).values
+        assert terms.sum() + special == pytest.approx(whole, abs=1e-5)
 
 
 @pytest.mark.slow
-def test_terms_of_a_mean_sum_to_the_similarity(tmp_path: Path) -> None:
-    (case,) = held_out_cases("mean", "one word", 1)
-    with ServedModel("mean", tmp_path, hidden_size=32, steps=STEPS) as served:
-        terms = METHODS["all terms"](served, case).values
-        (result,) = served.results(case, [" ".join(case.text)])
-        vectors = served.model.encode_tokens(" ".join(case.text)).vectors[0].astype(np.float64)
-        query = served.model.encode(" ".join(case.query)).vectors[0].astype(np.float64)
-        special = (vectors[0] + vectors[-1]) @ query / np.linalg.norm(vectors.sum(0))
-        scale = np.linalg.norm(query)
-        assert terms.sum() + special / scale == pytest.approx(result, abs=1e-5)
+def test_model_that_did_not_learn_is_refused(served: ServedModel) -> None:
+    with pytest.raises(BenchmarkError, match=f"the model {served.kind} did not learn its task"):
+        served.check_accuracy(50)

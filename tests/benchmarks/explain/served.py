@@ -48,12 +48,10 @@ class ServedModel:
         kind: Key of `KINDS`.
         folder: Folder for the checkpoint and the artifact.
         hidden_size: Width of the model.
-        steps: Number of training steps; None: those of the kind.
+        steps: Number of training steps.
     """
 
-    def __init__(
-        self, kind: str, folder: Path, hidden_size: int = 64, steps: int | None = None
-    ) -> None:
+    def __init__(self, kind: str, folder: Path, hidden_size: int, steps: int) -> None:
         self.kind = kind
         artifact = train_and_export(kind, folder, hidden_size, steps)
         self.reference = ReferenceModel.open(Artifact.load(artifact.path))

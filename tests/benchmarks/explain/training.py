@@ -229,17 +229,17 @@ def _masked(generator: np.random.Generator, case: Case) -> Case:
 _DISTRACTORS = frozenset(DISTRACTORS)
 
 
-def train_and_export(kind: str, folder: Path, hidden_size: int, steps: int | None) -> Artifact:
+def train_and_export(kind: str, folder: Path, hidden_size: int, steps: int) -> Artifact:
     """Train a model of a kind, save its checkpoint and export it; return the artifact.
 
     Args:
         kind: Key of `KINDS`.
         folder: Folder to write.
         hidden_size: Width of the model.
-        steps: Number of training steps; None: those of the kind.
+        steps: Number of training steps.
     """
     checkpoint = folder / kind
-    network = train(kind, hidden_size, steps or KINDS[kind].steps)
+    network = train(kind, hidden_size, steps)
     _save_tokenizer(checkpoint)
     network.bert.save_pretrained(checkpoint)
     if network.projection is not None:
