@@ -19,10 +19,10 @@ import torch
 
 from models.gradients.budget import removal_counts
 from tests.benchmarks.comparison import Comparison, report
+from tests.benchmarks.explain.kinds import KINDS
 from tests.benchmarks.explain.methods import Explained, methods_of, text_of
 from tests.benchmarks.explain.served import ServedModel
 from tests.benchmarks.explain.tasks import Case, held_out_cases, variants_of_kind
-from tests.benchmarks.explain.training import KINDS
 
 _FIRST = "Share of cases whose first word is a planted one"
 _THREE = "Share of cases with a planted word among the first three"

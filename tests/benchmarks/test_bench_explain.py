@@ -8,6 +8,7 @@ import pytest
 from service.inference.explain.deletion import effects_of, unit_spans, variants_of
 from tests.benchmarks.bench_explain import MEASURES, measure
 from tests.benchmarks.comparison import BenchmarkError, Comparison
+from tests.benchmarks.explain.kinds import KINDS
 from tests.benchmarks.explain.methods import METHODS, methods_of, text_of
 from tests.benchmarks.explain.served import ServedModel
 from tests.benchmarks.explain.tasks import (
@@ -18,7 +19,6 @@ from tests.benchmarks.explain.tasks import (
     training_cases,
     variants_of_kind,
 )
-from tests.benchmarks.explain.training import KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -94,9 +94,14 @@ def _shapley(served: ServedModel, case: Case, samples: int) -> Explained:
 
 
 def _gradients(
-    served: ServedModel, case: Case, method: GradientMethod, baseline: str = PAD
+    served: ServedModel,
+    case: Case,
+    method: GradientMethod,
+    baseline: str = PAD,
+    *,
+    with_query: bool = False,
 ) -> Explained:
-    inputs = served.gradient_inputs(case, baseline)
+    inputs = served.gradient_inputs(case, baseline, with_query=with_query)
     result = attribute(
         *(served.reference, inputs.sides, inputs.target), method=method, entries=inputs.entries
     )
@@ -144,10 +149,15 @@ METHODS: Mapping[str, Method] = {
     "Shapley, 256": partial(_shapley, samples=256),
     "integrated gradients": partial(_gradients, method="integrated_gradients"),
     "integrated gradients, mask": partial(_gradients, method="integrated_gradients", baseline=MASK),
+    # As `/debug/attribute`, whose baseline has no words of the query either.
+    "integrated gradients, query too": partial(
+        _gradients, method="integrated_gradients", with_query=True
+    ),
     "gradient x input": partial(_gradients, method="grad_x_input"),
     "occlusion, mask": partial(_gradients, method="occlusion", baseline=MASK),
 }
-_KINDS_WITH_TERMS = {
+_KINDS = {
+    "integrated gradients, query too": ("reranker", "ColBERT"),
     "ten largest terms": ("mean", "SPLADE", "ColBERT"),
     "all terms": ("mean",),
 }
@@ -155,8 +165,4 @@ _KINDS_WITH_TERMS = {
 
 def methods_of(kind: str) -> Mapping[str, Method]:
     """Return the methods that apply to a kind of model."""
-    return {
-        name: method
-        for name, method in METHODS.items()
-        if kind in _KINDS_WITH_TERMS.get(name, (kind,))
-    }
+    return {name: method for name, method in METHODS.items() if kind in _KINDS.get(name, (kind,))}

@@ -16,8 +16,9 @@ from models.gradients.reference_model import ReferenceModel
 from service.inference.model.opening import ModelOptions
 from service.inference.model.sync_model import SyncModel
 from tests.benchmarks.comparison import BenchmarkError
+from tests.benchmarks.explain.kinds import token_ids
 from tests.benchmarks.explain.tasks import Case, training_cases
-from tests.benchmarks.explain.training import token_ids, train_and_export
+from tests.benchmarks.explain.training import train_and_export
 
 Values = NDArray[np.float64]
 
@@ -105,20 +106,25 @@ class ServedModel:
             )
         return accuracy
 
-    def gradient_inputs(self, case: Case, baseline: str) -> GradientInputs:
+    def gradient_inputs(
+        self, case: Case, baseline: str, *, with_query: bool = False
+    ) -> GradientInputs:
         """Return the inputs of a gradient method.
 
         Args:
             case: Case to explain.
             baseline: Token that replaces each word in the baseline.
+            with_query: Whether it replaces the words of the query too, if the query is an input.
         """
-        model, query = self.reference, _side((case.query,), baseline)
-        document = _side((case.text,), baseline)
+        model = self.reference
+        query = _side([case.query], [baseline if with_query else None])
+        document = _side([case.text], [baseline])
         match self.kind:
             case "classifier":
                 return GradientInputs([document], attribution.label(case.label), 1)
             case "reranker":
-                pair = _side((case.query, case.text), baseline)
+                replacements = [baseline if with_query else None, baseline]
+                pair = _side([case.query, case.text], replacements)
                 return GradientInputs([pair], attribution.score(), len(query.row.ids))
             case "SPLADE":
                 weights = model.vector(query.row)
@@ -132,7 +138,9 @@ class ServedModel:
         return GradientInputs([document], target, 1)
 
 
-def _side(texts: Sequence[Sequence[str]], baseline: str) -> Side:
+def _side(texts: Sequence[Sequence[str]], baselines: Sequence[str | None]) -> Side:
+    """Return the row of a text or pair of texts; a text without a baseline token stays."""
     ids, types = token_ids(*texts)
-    replaced, _ = token_ids(*([baseline] * len(words) for words in texts))
-    return Side(InputRow(ids, token_types=types), replaced)
+    pairs = zip(texts, baselines, strict=True)
+    replaced = [words if token is None else [token] * len(words) for words, token in pairs]
+    return Side(InputRow(ids, token_types=types), token_ids(*replaced)[0])
