@@ -54,10 +54,19 @@ def _alone(served: ServedModel, case: Case) -> Explained:
 
 def _both(served: ServedModel, case: Case) -> Explained:
     """Rank as `service.inference.explain.deletion` does."""
+    parts = _left_out_and_alone(served, case)
+    return _ordered(np.sum([part / (np.linalg.norm(part) or 1) for part in parts], 0))
+
+
+def _sum(served: ServedModel, case: Case) -> Explained:
+    """Add both numbers in the unit of the result, so that noise is not scaled up."""
+    return _ordered(np.sum(_left_out_and_alone(served, case), 0))
+
+
+def _left_out_and_alone(served: ServedModel, case: Case) -> tuple[Values, Values]:
     text, spans = _units(case)
     whole, empty, *others = served.results(case, [text, *variants_of(text, spans)])
-    parts = whole - np.array(others[: len(spans)]), np.array(others[len(spans) :]) - empty
-    return _ordered(sum(part / (np.linalg.norm(part) or 1) for part in parts))
+    return whole - np.array(others[: len(spans)]), np.array(others[len(spans) :]) - empty
 
 
 def _units(case: Case) -> tuple[str, list[tuple[int, int]]]:
@@ -144,6 +153,7 @@ METHODS: Mapping[str, Method] = {
     "left out": _left_out,
     "alone": _alone,
     "both": _both,
+    "both, not normalised": _sum,
     "greedy removal": _greedy,
     "Shapley, 64": partial(_shapley, samples=64),
     "Shapley, 256": partial(_shapley, samples=256),
