@@ -13,6 +13,7 @@
 # make profile    time per operator in an engine
 # make bench-debug    benchmark: latency of /encode during a gradient job
 # make bench-long     benchmark: long rows, long texts and large models (10 minutes; needs wrk)
+# make bench-explain  benchmark: methods that explain a result, on texts whose deciding words are known (30 minutes)
 # make bench-faults   benchmark: latency of /encode during faults and hostile requests
 # make controls   remove each guard once, and check that the guard's test fails (half an hour)
 # make fuzz     20,000 mutated request bodies for /encode
@@ -49,7 +50,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-against bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-against bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-explain bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -133,6 +134,9 @@ bench-debug: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 
 bench-long: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_long
+
+bench-explain: $(VENV)/dev.done
+	$(BIN)/python -m tests.benchmarks.bench_explain
 
 bench-faults: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_faults

@@ -406,6 +406,20 @@ GUARDS = (
         "field",
         f"{_T}compat/test_cohere.py::test_errors_have_coheres_format_and_names",
     ),
+    # Shapley values.
+    Guard(
+        "service/inference/explain/shapley.py",
+        " / np.where(is_drawn, 1 - leverage, 1)",
+        "",
+        "tests/service/inference/explain/test_shapley.py::"
+        "test_deviations_from_the_exact_values_agree_with_the_standard_errors",
+    ),
+    Guard(
+        "service/inference/explain/shapley.py",
+        "return size == 1 or draws",
+        "return draws",
+        "tests/service/inference/explain/test_shapley.py::test_subsets_are_pairs_of_complements",
+    ),
     # Explanations by deletion.
     Guard(
         "service/inference/explain/deletion.py",
