@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from service.inference.explain.deletion import effects_of, unit_spans, variants_of
+from service.inference.explain.deletion import effects_of, unit_spans, without
 from tests.benchmarks.bench_explain import MEASURES, measure
 from tests.benchmarks.comparison import BenchmarkError, Comparison
 from tests.benchmarks.explain.kinds import KINDS
@@ -69,8 +69,10 @@ def test_methods_explain_the_served_result(served: ServedModel) -> None:
     text = " ".join(case.text)
     assert text_of(case, range(len(case.text))) == text
     spans = unit_spans(text, "words")
-    whole, *results = served.results(case, [text, *variants_of(text, spans)])
-    effects = effects_of("document", (0, len(text)), spans, float(whole), results).units
+    variants = [*(without(text, span) for span in spans), *(text[slice(*span)] for span in spans)]
+    whole, empty, *results = served.results(case, [text, "", *variants])
+    left_out, alone = results[: len(spans)], results[len(spans) :]
+    effects = effects_of(0, spans, float(whole), float(empty), left_out, alone)
     both = METHODS["both"](served, case).order
     assert [effects[index].rank for index in both] == list(range(1, len(both) + 1))
     change = whole - served.results(case, [""])[0]

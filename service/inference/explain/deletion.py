@@ -12,8 +12,8 @@ Both are differences of results that anybody can ask for, because the rule of de
   that after it, or at the end of the text that before it.
 - If nothing but white space is left, the text is empty.
 
-Units are ranked by the sum of both numbers, each divided by its Euclidean norm over the units: the
-first of them says what a text that has the rest needs, the second what the unit brings by itself.
+Units are ranked by the sum of both numbers: the first of them says what a text that has the rest
+needs, the second what the unit brings by itself. `make bench-explain` compares this with others.
 
 With `by="auto"` the units are the sentences of a text, or the words of a text of one sentence, and
 then the words of the best sentences. The maximum number of tokens decides how many numbers are
@@ -26,7 +26,6 @@ from itertools import pairwise
 from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from service.inference.errors import InvalidInput
 from service.inference.tokenizing.chunking import is_integer
@@ -201,15 +200,10 @@ def _difference(value: float | None, other: float | None) -> float | None:
 
 def _ranks(left_out: Sequence[float | None], alone: Sequence[float | None]) -> list[int]:
     """Return the rank of each unit, from 1; of equal units the first is first."""
-    total = sum(_scaled(np.array([value or 0.0 for value in side])) for side in (left_out, alone))
-    ranks = np.empty(len(left_out), int)
-    ranks[np.argsort(-np.asarray(total), kind="stable")] = np.arange(1, len(left_out) + 1)
+    sums = [(one or 0.0) + (other or 0.0) for one, other in zip(left_out, alone, strict=True)]
+    ranks = np.empty(len(sums), int)
+    ranks[np.argsort([-own for own in sums], kind="stable")] = np.arange(1, len(sums) + 1)
     return list(map(int, ranks))
-
-
-def _scaled(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    length = np.linalg.norm(values)
-    return values / length if length else values
 
 
 def _stripped(text: str, start: int, end: int) -> Span:

@@ -8,7 +8,7 @@ import numpy as np
 
 from models.gradients.attribution import attribute
 from models.gradients.inputs import Method as GradientMethod
-from service.inference.explain.deletion import unit_spans, variants_of
+from service.inference.explain.deletion import unit_spans, without
 from service.inference.explain.shapley import shapley_values, subsets_of
 from tests.benchmarks.explain.served import ServedModel, Values
 from tests.benchmarks.explain.tasks import MASK, PAD, VOCABULARY, Case
@@ -41,31 +41,31 @@ def _ordered(values: Values) -> Explained:
 
 def _left_out(served: ServedModel, case: Case) -> Explained:
     text, spans = _units(case)
-    variants = variants_of(text, spans)[1 : 1 + len(spans)]
-    whole, *others = served.results(case, [text, *variants])
+    whole, *others = served.results(case, [text, *(without(text, span) for span in spans)])
     return _ordered(whole - np.array(others))
 
 
 def _alone(served: ServedModel, case: Case) -> Explained:
     text, spans = _units(case)
-    empty, *others = served.results(case, ["", *variants_of(text, spans)[1 + len(spans) :]])
+    empty, *others = served.results(case, ["", *(text[slice(*span)] for span in spans)])
     return _ordered(np.array(others) - empty)
 
 
 def _both(served: ServedModel, case: Case) -> Explained:
     """Rank as `service.inference.explain.deletion` does."""
+    return _ordered(np.sum(_left_out_and_alone(served, case), 0))
+
+
+def _normalised(served: ServedModel, case: Case) -> Explained:
+    """Add both numbers, each divided by its norm over the words."""
     parts = _left_out_and_alone(served, case)
     return _ordered(np.sum([part / (np.linalg.norm(part) or 1) for part in parts], 0))
 
 
-def _sum(served: ServedModel, case: Case) -> Explained:
-    """Add both numbers in the unit of the result, so that noise is not scaled up."""
-    return _ordered(np.sum(_left_out_and_alone(served, case), 0))
-
-
 def _left_out_and_alone(served: ServedModel, case: Case) -> tuple[Values, Values]:
     text, spans = _units(case)
-    whole, empty, *others = served.results(case, [text, *variants_of(text, spans)])
+    variants = [*(without(text, span) for span in spans), *(text[slice(*span)] for span in spans)]
+    whole, empty, *others = served.results(case, [text, "", *variants])
     return whole - np.array(others[: len(spans)]), np.array(others[len(spans) :]) - empty
 
 
@@ -153,7 +153,7 @@ METHODS: Mapping[str, Method] = {
     "left out": _left_out,
     "alone": _alone,
     "both": _both,
-    "both, not normalised": _sum,
+    "both, normalised": _normalised,
     "greedy removal": _greedy,
     "Shapley, 64": partial(_shapley, samples=64),
     "Shapley, 256": partial(_shapley, samples=256),

@@ -91,7 +91,6 @@ def test_effects_are_differences_of_results_and_ranked_by_both() -> None:
     assert [(unit.start, unit.end) for unit in units] == [(5, 8), (9, 12), (13, 16)]
     assert [unit.left_out for unit in units] == pytest.approx([0.2, 0.6, -0.1])
     assert [unit.alone for unit in units] == pytest.approx([0.4, 0.3, -0.1])
-    # Norms 0.640 and 0.510: sums 0.312 + 0.784, 0.937 + 0.588, -0.156 - 0.196.
     assert [unit.rank for unit in units] == [2, 1, 3]
 
 
