@@ -268,32 +268,44 @@ GUARDS = (
     # Priorities.
     Guard(
         "service/inference/batching/batch_former.py",
-        "(bulk, interactive) if is_due else (interactive, bulk)",
+        "(bulk, interactive) if self._is_bulk_due else (interactive, bulk)",
         "(bulk, interactive)",
         f"{_I}batching/test_batch_former.py::test_interactive_items_overtake_bulk_items_and_share_no_batch_with_them",
     ),
     Guard(
         "service/inference/batching/batch_former.py",
-        "is_due = self._bulk_due >= _SMALL_BULK_TOKENS",
-        "is_due = False",
+        "return self._bulk_due >= _SMALL_BULK_TOKENS",
+        "return False",
         f"{_I}batching/test_batch_former.py::test_bulk_requests_have_a_tenth_of_the_tokens_while_interactive_ones_are_queued",
     ),
     Guard(
         "service/inference/batching/batch_former.py",
-        """        elif self._queues["bulk"].tokens:""",
-        "        elif True:",
+        """            if self._queues["interactive"].tokens:\n""",
+        "            if True:\n",
+        f"{_I}batching/test_batch_former.py::test_bulk_items_in_idle_streams_are_not_paid_later",
+    ),
+    Guard(
+        "service/inference/batching/batch_former.py",
+        " or self._waited_s >= _MAX_WAITED_S",
+        "",
+        f"{_I}batching/test_batch_former.py::test_waits_for_interactive_items_end_after_some_time",
+    ),
+    Guard(
+        "service/inference/batching/batch_former.py",
+        "        if bulk.tokens:\n            self._ramp",
+        "        if True:\n            self._ramp",
         f"{_I}batching/test_batch_former.py::"
         "test_interactive_tokens_count_only_while_bulk_items_are_queued",
     ),
     Guard(
         "service/inference/batching/batch_former.py",
-        "            self._bulk_due -= tokens * self._has_interactive\n",
-        "            self._bulk_due = 0.0\n",
+        "self._bulk_due = max(self._bulk_due - tokens, -float(tokens))",
+        "self._bulk_due = 0.0",
         f"{_I}batching/test_batch_former.py::test_a_long_bulk_item_is_paid_with_the_turns_after_it",
     ),
     Guard(
         "service/inference/batching/batch_former.py",
-        "                self._patient_until.append(now + _PATIENCE_S)\n",
+        "                self._waiting_since.append(now)\n",
         "                pass\n",
         f"{_I}batching/test_batch_former.py::"
         "test_a_stream_that_has_run_interactive_items_waits_a_moment_before_bulk_ones",

@@ -286,6 +286,9 @@ class StreamPool:
         """Run batches until there is none or a run fails. Without a batch, wait for `wake`."""
         with self._lock:
             self._take(stream)
+            # Under the lock: another stream can take the items for which this one waits.
+            now = self.clock.now()
+            retry_s = min((own.runner.retry_s(now) for own in self._members), default=inf)
         if stream.run is None:
             if stream.is_spare:
                 # Its last batch may have kept its runner at the limit, so that other streams found
@@ -293,8 +296,6 @@ class StreamPool:
                 self.wake()
             idle: asyncio.Future[None] = self._loop.create_future()
             (self._idle.appendleft if stream.is_spare else self._idle.append)(idle)
-            now = self.clock.now()
-            retry_s = min((own.runner.retry_s(now) for own in self._members), default=inf)
             if retry_s == inf:
                 await idle
                 return

@@ -28,6 +28,7 @@ from service.inference.model.scoring import (
     Input,
     Pair,
     classify,
+    name_explanation,
     of_variants,
     score,
 )
@@ -46,9 +47,8 @@ _SIDES = ("query", "document")
 # Maximum number of characters of all variants, per token of the limit: a word of thousands of
 # characters can be one token.
 _CHARS_PER_TOKEN = 16
-# With `by="auto"`: share of the tokens that leaving out sentences may take, which leaves the others
-# to their words, and maximum number of sentences whose words are left out.
-_SENTENCES_SHARE, _BEST_SENTENCES = 0.6, 2
+# With `by="auto"`: maximum number of sentences whose words are left out.
+_BEST_SENTENCES = 2
 
 
 async def explain_scores(
@@ -74,12 +74,9 @@ async def explain_scores(
         known: Scores of these pairs, if they are known.
 
     Raises:
-        InvalidInput: The texts have more than `deletion.max_tokens`, or `label` is set.
+        InvalidInput: The texts have more than `deletion.max_tokens`.
         VitrineError: Any error of `score`, under the same conditions.
     """
-    if deletion.label is not None:
-        raise InvalidInput("label is for classify; scores have none", pointer="/explain/label")
-
     own = queries if len(queries) > 1 else [*queries] * len(documents)
     pairs = list(zip(own, documents, strict=True))
 
@@ -149,7 +146,12 @@ async def explain_labels(
 
 async def _explained(run: Run[Result], planner: "_Planner") -> tuple[Result, list[Deletions]]:
     """Run inputs with their variants, and return the results of all and the explanations."""
-    result, values = await run(planner.inputs, planner.further(planner.first))
+    try:
+        result, values = await run(planner.inputs, planner.further(planner.first))
+    except InvalidInput as error:
+        if error.code == "too_many_tokens":  # of results per token, all texts together
+            name_explanation(error)
+        raise
     planner.add(values)
     more = await asyncio.to_thread(planner.second)
     if more:
@@ -268,6 +270,10 @@ class _Planner:
         """Return the variants that depend on the results of the first: those of "auto"."""
         if self.deletion.by != "auto":
             return []
+        again = 0 if self._reads_pairs else self._tokens_of_all([p.whole for p in self._parts])
+        left = int(0.95 * self.deletion.max_tokens) - self.tokens - again
+        scale = min(1.0, max(0, left) / max(1, sum(self._remaining)))
+        self._remaining = [int(scale * remaining) for remaining in self._remaining]
         wanted: list[Input] = []
         for at, part in enumerate(self._parts):
             wanted += self._refined(at, part)
@@ -291,7 +297,6 @@ class _Planner:
         texts = (whole,) if isinstance(whole, str) else whole
         spans: Sequence[Span] = [(0, len(text)) for text in texts]
         if is_truncated:
-            self._count_chars(sum(map(len, texts)))
             spans = self._read(whole)
             read = [text[slice(*span)] for text, span in zip(texts, spans, strict=True)]
             whole = read[0] if isinstance(whole, str) else (read[0], read[1])
@@ -307,6 +312,17 @@ class _Planner:
         return parts
 
     def _every(self) -> Iterable[Input]:
+        # Refused before they take memory: each variant has at least the tokens of the empty one.
+        distinct = {part.whole if self._reads_pairs else part.content: part for part in self._parts}
+        shortest: dict[Input, int] = {}
+        tokens = 0
+        for part in distinct.values():
+            self._check_deadline()
+            empty = part.with_text("") if self._reads_pairs else ""
+            if empty not in shortest:
+                shortest[empty] = self._length(part, part.with_text(""))
+            tokens += 2 * len(part.units) * shortest[empty]
+            self._check(tokens <= self.deletion.max_tokens)
         for part in self._parts:
             self._count_chars((len(part.units) + 1) * len(part.content))
         for part in self._parts:
@@ -318,26 +334,39 @@ class _Planner:
         """Return each unit alone and, if the tokens suffice, the texts without each unit."""
         empties = [part.with_text("") for part in self._parts]
         wholes = [part.whole for part in self._parts]
-        fixed, total = self._tokens_of(empties), self._tokens_of(wholes)
-        self._lengths = list(zip(total, fixed, strict=True))
-        # The inputs themselves run too. Estimates are a bit low: a variant can split otherwise.
-        available = int(0.95 * self.deletion.max_tokens) - sum(total)
+        self._lengths = list(zip(self._tokens_of(wholes), self._tokens_of(empties), strict=True))
+        # Estimates are a bit low, because a variant can split otherwise. The inputs run too, and of
+        # texts that are encoded separately, the other text again with the second variants.
+        base = self._tokens_of_all([*self.inputs, *wholes])
+        available = int(0.95 * self.deletion.max_tokens) - base * (1 if self._reads_pairs else 2)
+        alone = [
+            rest + len(part.units) * (rest + 1) + length - rest
+            for part, (length, rest) in zip(self._parts, self._lengths, strict=True)
+        ]
+        available -= sum(alone)
+        self._check(available >= 0)
         wanted: list[Input] = []
         for part, empty in zip(self._parts, empties, strict=True):
-            length, rest = self._lengths[len(self._remaining)]
-            count = len(part.units)
-            alone = rest + count * (rest + 1) + (length - rest)
-            left_out = count * (length + 1)
-            remaining = available // len(self._parts) - alone
-            self._check(remaining >= 0)
             self._count_chars(2 * len(part.content))
             wanted += [empty, *map(part.alone, part.units)]
-            share = 1.0 if part.by == "words" else _SENTENCES_SHARE
-            if left_out <= share * remaining:
-                self._count_chars(count * len(part.content))
-                wanted += map(part.without, part.units)
-                remaining -= left_out
-            self._remaining.append(remaining)
+        left_out = [
+            len(part.units) * (length + 1)
+            for part, (length, _) in zip(self._parts, self._lengths, strict=True)
+        ]
+        self._remaining = [0] * len(self._parts)
+        # What short texts do not need is for the longer ones, and then for words.
+        with_words: list[int] = []
+        for count, at in enumerate(sorted(range(len(left_out)), key=left_out.__getitem__)):
+            part, own = self._parts[at], min(left_out[at], available // (len(left_out) - count))
+            available -= own
+            if own < left_out[at]:
+                self._remaining[at] = own
+                continue
+            self._count_chars(len(part.units) * len(part.content))
+            wanted += map(part.without, part.units)
+            with_words += [at] if part.by == "sentences" else []
+        for at in with_words:
+            self._remaining[at] = available // len(with_words)
         return wanted
 
     def _refined(self, at: int, part: _Part) -> Iterable[Input]:
@@ -442,6 +471,20 @@ class _Planner:
         Of a pair whose texts are encoded separately, only the text with units counts.
         """
         return [self._length(part, own) for part, own in zip(self._parts, inputs, strict=True)]
+
+    def _tokens_of_all(self, inputs: Sequence[Input]) -> int:
+        """Return the number of tokens of inputs, with those of equal rows once."""
+        tokenizer, overflow = self.model.tokenizer, self.further(lambda _: ()).on_overflow
+        distinct = [*dict.fromkeys(inputs)]
+        if self._reads_pairs:
+            prompt = self.options.prompt_name
+            rows = tokenizer.rows_of_pairs(distinct, prompt, overflow, self.limits)
+            return sum(len(row.ids) for row in rows)
+        return sum(
+            len(row.ids)
+            for side, texts in zip(_SIDES, zip(*distinct, strict=True), strict=True)
+            for row in tokenizer.rows_of_texts([*dict.fromkeys(texts)], side, overflow)
+        )
 
     def _length(self, part: _Part, own: Input) -> int:
         tokenizer, prompt = self.model.tokenizer, self.options.prompt_name

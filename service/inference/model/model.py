@@ -622,6 +622,8 @@ def _explains_terms(explain: object, chunking: object) -> bool:
         _check_chunking(chunking)
         if isinstance(explain, Deletion):
             raise chunks_are_not_explained()
+    if isinstance(explain, Deletion) and explain.label is not None:
+        raise InvalidInput("label is for classify; scores have none", pointer="/explain/label")
     return bool(explain) and not isinstance(explain, Deletion)
 
 

@@ -31,7 +31,7 @@ class PairScores:
         best_chunks: Chunk of each document with the highest score, which is the score of the pair;
             empty without chunking.
         explanation_tokens: Number of tokens of all texts that were scored for `deletions`, the
-            explained texts included and equal texts once.
+            explained texts included and equal variants once.
     """
 
     scores: Scores

@@ -302,7 +302,7 @@ def of_variants() -> Iterator[None]:
     try:
         yield
     except VitrineError as error:
-        if error.index is not None:
+        if error.index is not None or error.code == "too_many_tokens":
             name_explanation(error)
         raise
 

@@ -430,6 +430,52 @@ def test_a_stream_that_has_run_interactive_items_waits_a_moment_before_bulk_ones
     assert former.retry_s(7.03) == inf
 
 
+def test_waits_for_interactive_items_end_after_some_time() -> None:
+    former, now = former_of(), 7.0
+    add(former, *[100] * 20, priority="bulk")
+    ran: list[int] = []
+    # An item every 9 ms, which takes no time: the stream is idle, but never for 10 ms.
+    for _ in range(40):
+        add(former, 5)
+        former.release(former.form(now), now)
+        now += 0.004
+        if (batch := former.form(now)).items:
+            ran += batch.items
+            former.release(batch, now)
+        now += 0.005
+    assert 5 <= len(ran) < 20
+
+
+def test_bulk_items_in_idle_streams_are_not_paid_later() -> None:
+    former = former_of(streams=2)
+    for _ in range(50):
+        add(former, 10)
+        interactive = former.form(7.0)
+        add(former, 100, priority="bulk")
+        former.release(former.form(7.0), 7.0)  # beside the interactive item
+        former.release(interactive, 0.0)
+    add(former, 80, priority="bulk")
+    for _ in range(14):
+        add(former, 90)
+    assert [80] in batches_of(former)[:14]
+
+
+def test_nothing_is_retried_when_something_else_keeps_bulk_items_from_running() -> None:
+    former = former_of(5)
+    former.release(former.form(7.0), 7.0)
+    add(former, 8, priority="bulk")
+    assert former.retry_s(7.004) == pytest.approx(0.006)
+    assert former.retry_s(8.0) == inf
+    # A tenth is due, but only one long item runs at a time.
+    former = former_of(*[90] * 13, streams=2)
+    add(former, 450, 451, priority="bulk")
+    for _ in range(13):
+        former.release(former.form(7.0), 7.0)
+    assert former.form(7.0).items == [450]
+    assert not former.form(7.0).items
+    assert former.retry_s(7.0) == inf
+
+
 def test_other_streams_run_bulk_items_meanwhile() -> None:
     former = former_of(5, streams=3)
     interactive = former.form(7.0)

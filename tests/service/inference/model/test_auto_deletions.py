@@ -1,12 +1,14 @@
 """Explanations by deletion with `by="auto"`: the numbers, and what the limit of tokens leaves."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vitrine
+from service.inference.results.loaded_model import LoadedModel
 from tests.service.api.conftest import (  # noqa: F401 - fixtures
     multi_encoder,
     reranker,
@@ -138,3 +140,62 @@ def test_several_documents_share_the_tokens(
         query, document = explanation.texts
         assert all(unit.left_out is not None for unit in query.units)
         assert any(unit.left_out is not None for unit in document.units)
+
+
+def test_auto_fits_wherever_sentences_fit(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+) -> None:
+    long = " ".join(f"It is w{index} cat w{index + 1}." for index in range(5, 25))
+    documents = [long, *(f"It is w{index}. A cat is w9." for index in range(5, 25))]
+    sentences = models["cosine"].score("w7", documents, explain=vitrine.Deletion(by="sentences"))
+    limit = int(1.1 * sentences.explanation_tokens) + 2 * sum(sentences.tokens)
+    deletion = vitrine.Deletion(by="auto", max_tokens=limit)
+    result = models["cosine"].score("w7", documents, explain=deletion)
+    assert result.explanation_tokens <= limit
+    # The short documents leave the long one what they do not need.
+    (text,) = result.deletions[0].texts
+    assert sum(unit.left_out is not None for unit in text.units) >= 15
+
+
+@pytest.mark.parametrize("kind", ["cosine", "reranker", "multi", "sparse"])
+@settings(max_examples=6)
+@given(
+    data=st.data(),
+    count=st.integers(1, 6),
+    max_tokens=st.integers(400, 3000),
+    of=st.sampled_from(["document", "query", "both"]),
+)
+def test_what_passes_the_first_check_fits_into_the_tokens(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    kind: str,
+    data: st.DataObject,
+    count: int,
+    max_tokens: int,
+    of: str,
+) -> None:
+    text = st.lists(SENTENCE, min_size=1, max_size=60).map(" ".join)
+    queries, documents = (data.draw(st.lists(text, min_size=count, max_size=count)) for _ in "ab")
+    deletion = vitrine.Deletion(by="auto", max_tokens=max_tokens, of=of)  # type: ignore[arg-type]
+    runs: list[int] = []
+    run = LoadedModel.encode_rows
+
+    async def counted(model: LoadedModel, rows: Sequence[vitrine.Row], *rest: Any) -> Any:  # noqa: ANN401
+        runs.append(sum(len(row.ids) for row in rows))
+        return await run(model, rows, *rest)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LoadedModel, "encode_rows", counted)
+        try:
+            result = models[kind].score(queries, documents, explain=deletion)
+        except vitrine.InvalidInput:
+            assert not runs
+        else:
+            assert sum(runs) == result.explanation_tokens <= max_tokens
+
+
+def test_long_texts_of_which_the_model_reads_a_part_are_explained(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+) -> None:
+    documents = [f"It is w{index}. A cat is w9. " * 2500 for index in range(5, 9)]
+    result = models["cosine"].rerank("w7", documents, explain=vitrine.Deletion(by="auto"))
+    assert len(result.deletions) == 3

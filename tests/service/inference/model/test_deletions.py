@@ -1,9 +1,9 @@
 """Explanations by deletion, against results of `score` for the texts that a client would send."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +16,7 @@ from service.inference.call_options import CallOptions, Deadline, OnOverflow
 from service.inference.model import scoring
 from service.inference.model.explanations import _Planner
 from service.inference.results.loaded_model import LoadedModel
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import edit_json
 from tests.service.api.conftest import (  # noqa: F401 - fixtures
     multi_encoder,
@@ -291,6 +292,23 @@ def test_many_long_words_of_few_tokens_are_refused_before_variants_are_made(
             models["cosine"].score(*texts, explain=deletion)
 
 
+def test_many_pairs_with_a_long_query_are_refused_before_variants_are_tokenised(
+    models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most, rows_of_pairs = 0, TextTokenizer.rows_of_pairs
+
+    def counted(tokenizer: TextTokenizer, inputs: Sequence[str], *rest: Any, **own: Any) -> Any:  # noqa: ANN401
+        nonlocal most
+        most = max(most, len(inputs))
+        return rows_of_pairs(tokenizer, inputs, *rest, **own)
+
+    monkeypatch.setattr(TextTokenizer, "rows_of_pairs", counted)
+    documents = [f"w5 w6 w7 w8 w{index}" for index in range(9, 59)] * 4
+    with pytest.raises(vitrine.InvalidInput, match="takes more than 5000 tokens"):
+        models["reranker"].score("w5 " * 12, documents, explain=vitrine.Deletion(max_tokens=5000))
+    assert most == len(documents)
+
+
 def test_planning_ends_at_the_deadline() -> None:
     planner = _Planner(
         model=cast(LoadedModel, None),
@@ -307,6 +325,9 @@ def test_explanations_need_a_deletion_or_a_bool_and_no_chunks(
     models: dict[str, vitrine.SyncModel],
 ) -> None:
     model = models["cosine"]
+    with pytest.raises(vitrine.InvalidInput, match="label is for classify") as raised:
+        model.rerank("a", ["b"], explain=vitrine.Deletion(label="happy"))
+    assert raised.value.pointer == "/explain/label"
     with pytest.raises(vitrine.InvalidInput, match="a bool or a Deletion"):
         model.score("a", "b", explain="words")  # type: ignore[arg-type]
     with pytest.raises(vitrine.InvalidInput, match="does not apply to chunks"):
