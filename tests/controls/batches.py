@@ -280,8 +280,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/batch_former.py",
-        """            if self._queues["interactive"].tokens:\n""",
-        "            if True:\n",
+        "max(self._bulk_due - tokens, -float(tokens))",
+        "self._bulk_due - tokens",
         f"{_I}batching/test_batch_former.py::test_bulk_items_in_idle_streams_are_not_paid_later",
     ),
     Guard(

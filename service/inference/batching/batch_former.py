@@ -48,7 +48,7 @@ _SMALL_BULK_TOKENS = 128
 # Seconds for which a stream that has run interactive items waits for more of them, and for which
 # all such waits together may keep bulk items from running. With 16 clients that wait for each
 # response, bulk items take half of the throughput without waits, and a fifth with these.
-_MAX_WAITED_S = 0.05
+_MAX_WAITED_S = 0.2
 _PATIENCE_S = 0.01
 
 
@@ -248,8 +248,8 @@ class BatchFormer(Generic[Item]):
         if not is_interactive:
             self._ramp = 2 * (_SMALL_BULK_TOKENS if self._has_interactive else self._ramp)
             self._waited_s = 0.0
-            if self._queues["interactive"].tokens:
-                # A long item is paid afterwards; what ran in idle streams is not.
+            if self._has_interactive:
+                # A batch is paid afterwards, but not all that idle streams have run meanwhile.
                 self._bulk_due = max(self._bulk_due - tokens, -float(tokens))
             return
         if bulk.tokens:
