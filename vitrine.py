@@ -22,7 +22,15 @@ from service.inference.errors import (
     UnknownModel,
     VitrineError,
 )
-from service.inference.explain.deletion import Deletion, Deletions, TextEffects, UnitEffect
+from service.inference.explain.deletion import (
+    Deletion,
+    Deletions,
+    ShapleyValues,
+    TextEffects,
+    TextValues,
+    UnitEffect,
+    UnitValue,
+)
 from service.inference.explain.terms import Explanation, Term, TextToken
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.classification import Classification
@@ -75,6 +83,7 @@ __all__ = [
     "Quantizer",
     "ResultCache",
     "Row",
+    "ShapleyValues",
     "SparseEmbeddings",
     "SparseVector",
     "SyncModel",
@@ -82,9 +91,11 @@ __all__ = [
     "Term",
     "TextEffects",
     "TextToken",
+    "TextValues",
     "TokenEmbeddings",
     "TooLarge",
     "UnitEffect",
+    "UnitValue",
     "UnknownModel",
     "VitrineError",
     "open_model",

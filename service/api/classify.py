@@ -64,9 +64,10 @@ def _labels_json(model: str, result: Classification, body: ClassifyRequest) -> b
 
 
 def _explanation_fields(result: Classification, *, raw: bool) -> dict[str, object]:
-    if not result.deletions:
+    explained = result.deletions or result.shapley_values
+    if not explained:
         return {}
     return {
-        "explanations": [label_fields(own, raw=raw) for own in result.deletions],
+        "explanations": [label_fields(own, raw=raw) for own in explained],
         "explanation_tokens": result.explanation_tokens,
     }

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
-from service.api.explanations import LabelDeletionInfo, LabelDeletionOptions
+from service.api.explanations import DeletionInfo, LabelDeletionOptions, ShapleyInfo
 from service.api.schemas import ModelName
 
 
@@ -94,7 +94,7 @@ class ClassifyResponse(BaseModel):
     labels: list[list[LabelScore]] = Field(description="Labels of each input, best first")
     tokens: list[int] = Field(description="Number of tokens of each input, after truncation")
     truncated: list[bool] = Field(description="Whether each input was truncated")
-    explanations: list[LabelDeletionInfo] | None = Field(
+    explanations: list[DeletionInfo | ShapleyInfo] | None = Field(
         None, description="Explanation of the score of a label, of each input; only with `explain`"
     )
     explanation_tokens: int | None = Field(

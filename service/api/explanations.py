@@ -1,17 +1,22 @@
 """Explanations of scores in requests and responses: their schemas, and the JSON that has them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from service.inference.explain.deletion import (
+    MAX_SAMPLES,
     MAX_TOKENS,
     TOP_N,
     By,
     Deletion,
     Deletions,
-    UnitEffect,
+    Method,
+    ShapleyValues,
+    TextEffects,
+    TextValues,
     UnitKind,
 )
 from service.inference.explain.terms import Explanation, TextToken
@@ -20,6 +25,7 @@ from service.inference.model.pair_scores import PairScores
 
 Side = Literal["query", "document"]
 _SIDES: tuple[Side, Side] = ("query", "document")
+_METHODS: Mapping[type, Method] = {Deletions: "deletion", ShapleyValues: "shapley"}
 
 
 class _Options(BaseModel):
@@ -32,6 +38,17 @@ class _Options(BaseModel):
         description="Units that are left out; `auto`: sentences, and the words of the best of "
         "them, as far as `max_tokens` suffices",
     )
+    method: Method = Field(
+        "deletion", description="`deletion`: each unit left out, and alone; `shapley`: their values"
+    )
+    samples: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_SAMPLES,
+        description="Maximum number of texts for the Shapley values of a text; null: 64, or 4 per "
+        "unit if that is more",
+    )
+    seed: int = Field(0, ge=0, lt=2**32, description="Random seed of the Shapley values")
     max_tokens: int = Field(
         MAX_TOKENS,
         ge=1,
@@ -127,48 +144,63 @@ class UnitInfo(BaseModel):
     rank: int = Field(description="Place among the units of the list, by both numbers, from 1")
 
 
-class _TextEffectsInfo(BaseModel):
-    """Effects of the units of a text on a score."""
+class UnitValueInfo(BaseModel):
+    """Shapley value of a word or a sentence."""
 
+    start: int = Field(description="Index of its first character in the text")
+    end: int = Field(description="Index after its last character")
+    value: float = Field(description="Its part of `whole - empty`, which is the sum of all values")
+    standard_error: float = Field(description="Standard error of the value; 0 if it is exact")
+    rank: int = Field(description="Place among the units of the text by its value, from 1")
+
+
+class _TextInfo(BaseModel):
+    """A text whose units were left out."""
+
+    side: Side | None = Field(None, description="Of scores: the text")
+    text: int | None = Field(
+        None, description="Of labels: 0: the text, or the first of a pair; 1: the second of a pair"
+    )
     start: int = Field(description="Index of the first character that the model reads")
     end: int = Field(
         description="Index after the last character that the model reads; texts without a unit are "
         "made of this part of the text alone"
     )
     whole: float = Field(description="The score with this part of the text")
-    empty: float | None = Field(description="The score with the empty text; null: it has no tokens")
     by: UnitKind = Field(description="Kind of the units")
+
+
+class TextEffectsInfo(_TextInfo):
+    """Effects of the units of a text on a score."""
+
+    empty: float | None = Field(description="The score with the empty text; null: it has no tokens")
     units: list[UnitInfo] = Field(description="The units, in the order of the text")
     words: list[UnitInfo] = Field(
         default_factory=list, description="With `auto`: words of the best of the sentences"
     )
 
 
-class TextInfo(_TextEffectsInfo):
-    """Effects of the units of a query or of a document on a score."""
+class TextValuesInfo(_TextInfo):
+    """Shapley values of the units of a text."""
 
-    side: Side = Field(description="The text")
+    empty: float = Field(description="The score with the empty text")
+    units: list[UnitValueInfo] = Field(description="The units, in the order of the text")
 
 
 class DeletionInfo(BaseModel):
     """Explanation of a score by deletion of words or sentences."""
 
     method: Literal["deletion"]
-    texts: list[TextInfo]
+    label: str | None = Field(None, description="Of labels: the label")
+    texts: list[TextEffectsInfo]
 
 
-class InputTextInfo(_TextEffectsInfo):
-    """Effects of the units of a text of an input on the score of a label."""
+class ShapleyInfo(BaseModel):
+    """Explanation of a score by Shapley values of words or sentences."""
 
-    text: int = Field(description="0: the text, or the first of a pair; 1: the second of a pair")
-
-
-class LabelDeletionInfo(BaseModel):
-    """Explanation of the score of a label by deletion of words or sentences."""
-
-    method: Literal["deletion"]
-    label: str = Field(description="The label")
-    texts: list[InputTextInfo]
+    method: Literal["shapley"]
+    label: str | None = Field(None, description="Of labels: the label")
+    texts: list[TextValuesInfo]
 
 
 def options_of(explain: bool | DeletionOptions) -> bool | Deletion:
@@ -189,20 +221,19 @@ def explanation_fields(
     """
     if index in result.explanations:
         return _terms_fields(model, result.explanations[index])
-    if index in result.deletions:
-        texts = _text_fields(result.deletions[index], raw=raw)
-        named = [{"side": _SIDES[fields.pop("text")], **fields} for fields in texts]
-        return {"method": "deletion", "texts": named}
-    return None
+    found = result.deletions.get(index) or result.shapley_values.get(index)
+    if found is None:
+        return None
+    texts = [
+        {"side": _SIDES[fields.pop("text")], **fields} for fields in _text_fields(found, raw=raw)
+    ]
+    return {"method": _METHODS[type(found)], "texts": texts}
 
 
-def label_fields(deletions: Deletions, *, raw: bool) -> dict[str, object]:
+def label_fields(found: Deletions | ShapleyValues, *, raw: bool) -> dict[str, object]:
     """Return the explanation of a label's score, with the fields of its schema."""
-    return {
-        "method": "deletion",
-        "label": deletions.label,
-        "texts": _text_fields(deletions, raw=raw),
-    }
+    texts = _text_fields(found, raw=raw)
+    return {"method": _METHODS[type(found)], "label": found.label, "texts": texts}
 
 
 def _terms_fields(model: Model, explanation: Explanation) -> dict[str, object]:
@@ -221,8 +252,9 @@ def _terms_fields(model: Model, explanation: Explanation) -> dict[str, object]:
     }
 
 
-def _text_fields(deletions: Deletions, *, raw: bool) -> list[dict[str, Any]]:
-    """Return the effects of the units of each text, with the fields of `InputTextInfo`."""
+def _text_fields(found: Deletions | ShapleyValues, *, raw: bool) -> list[dict[str, Any]]:
+    """Return the fields of each text, with its index as `text`."""
+    texts = found.raw_texts if raw else found.texts
     return [
         {
             "text": text.text,
@@ -231,21 +263,14 @@ def _text_fields(deletions: Deletions, *, raw: bool) -> list[dict[str, Any]]:
             "whole": text.whole,
             "empty": text.empty,
             "by": text.by,
-            "units": _unit_fields(text.units),
-            **({"words": _unit_fields(text.words)} if text.words else {}),
+            "units": [asdict(unit) for unit in text.units],
+            **_words_field(text),
         }
-        for text in (deletions.raw_texts if raw else deletions.texts)
+        for text in texts
     ]
 
 
-def _unit_fields(units: Sequence[UnitEffect]) -> list[dict[str, object]]:
-    return [
-        {
-            "start": unit.start,
-            "end": unit.end,
-            "left_out": unit.left_out,
-            "alone": unit.alone,
-            "rank": unit.rank,
-        }
-        for unit in units
-    ]
+def _words_field(text: TextEffects | TextValues) -> dict[str, object]:
+    if isinstance(text, TextValues) or not text.words:
+        return {}
+    return {"words": [asdict(unit) for unit in text.words]}

@@ -137,4 +137,5 @@ def _ranking_json(model: Model, result: PairScores, body: RerankRequest) -> byte
 
 
 def _explanation_tokens(result: PairScores) -> dict[str, int]:
-    return {"explanation_tokens": result.explanation_tokens} if result.deletions else {}
+    is_explained = result.deletions or result.shapley_values
+    return {"explanation_tokens": result.explanation_tokens} if is_explained else {}

@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from service.api.chunk_schemas import ChunkInfo, DocumentChunking
 from service.api.classify_schemas import OnOverflow, PromptName, RawScores
-from service.api.explanations import DeletionInfo, Explain, TermsInfo
+from service.api.explanations import DeletionInfo, Explain, ShapleyInfo, TermsInfo
 from service.api.schemas import ModelName
 
 
@@ -98,7 +98,7 @@ class ScoreResponse(BaseModel):
     truncated: list[bool] = Field(
         description="Whether the query or the document was truncated, for each pair"
     )
-    explanations: list[TermsInfo | DeletionInfo | None] | None = Field(
+    explanations: list[TermsInfo | DeletionInfo | ShapleyInfo | None] | None = Field(
         None,
         description="Explanation of each score, if requested; null for those beyond `top_n`",
     )
@@ -146,7 +146,7 @@ class Ranked(BaseModel):
     index: int = Field(description="Index of the document in the request")
     score: float
     document: Document | None = Field(None, description="The document, if requested")
-    explanation: TermsInfo | DeletionInfo | None = Field(
+    explanation: TermsInfo | DeletionInfo | ShapleyInfo | None = Field(
         None, description="Explanation of the score, if requested; by deletion, of the best alone"
     )
     best_chunk: ChunkInfo | None = Field(

@@ -444,7 +444,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "            self._count_chars((len(part.units) + 1) * len(part.content))\n",
+        "            self._count_chars((count + 1) * len(part.content))\n",
         "            pass\n",
         "tests/service/inference/model/test_deletions.py::"
         "test_many_long_words_of_few_tokens_are_refused_before_variants_are_made",
@@ -479,17 +479,24 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "self.labels.index(self._label(part.index)) if self.labels else 0",
+        "0 if label is None else self.labels.index(label)",
         "0",
         "tests/service/inference/model/test_label_deletions.py::"
         "test_each_number_is_the_difference_of_two_results",
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "            tokens += 2 * len(part.units) * shortest[empty]\n",
+        "            tokens += variants * shortest[empty]\n",
         "",
         "tests/service/inference/model/test_deletions.py::"
         "test_many_pairs_with_a_long_query_are_refused_before_variants_are_tokenised",
+    ),
+    Guard(
+        "service/inference/explain/deletion.py",
+        "for unit, is_kept in zip(reversed(units), reversed(kept), strict=True):",
+        "for unit, is_kept in zip(units, kept, strict=True):",
+        "tests/service/inference/explain/test_deletion.py::"
+        "test_units_that_are_not_kept_are_removed_the_last_first",
     ),
     Guard(
         "service/inference/model/pair_texts.py",

@@ -11,6 +11,7 @@ Both are differences of results that anybody can ask for, because the rule of de
 - If white space or an end of the text is on both sides of it, the white space on one side goes too:
   that after it, or at the end of the text that before it.
 - If nothing but white space is left, the text is empty.
+- Several units are removed one after the other, the last first.
 
 Units are ranked by the sum of both numbers: the first of them says what a text that has the rest
 needs, the second what the unit brings by itself. `make bench-explain` compares this with others.
@@ -18,6 +19,10 @@ needs, the second what the unit brings by itself. `make bench-explain` compares 
 With `by="auto"` the units are the sentences of a text, or the words of a text of one sentence, and
 then the words of the best sentences. The maximum number of tokens decides how many numbers are
 measured: alone first, which costs little, then left out.
+
+With `method="shapley"` a unit has its Shapley value instead, estimated from texts that keep some of
+the units; see `service.inference.explain.shapley`. The values sum to the result of the text less
+that of the empty text.
 """
 
 from collections.abc import Sequence
@@ -28,6 +33,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from service.inference.errors import InvalidInput
+from service.inference.explain.shapley import Subsets, min_samples, shapley_values
 from service.inference.tokenizing.chunking import is_integer
 from service.inference.tokenizing.rows import Span
 from service.inference.tokenizing.sentences import sentence_starts
@@ -35,11 +41,14 @@ from service.inference.tokenizing.words import word_spans
 
 UnitKind = Literal["words", "sentences"]
 By = Literal["words", "sentences", "auto"]
+Method = Literal["deletion", "shapley"]
 
 # Default and largest `Deletion.max_tokens`.
 MAX_TOKENS = 20_000
 # Number of best documents that `Model.rerank` explains by default.
 TOP_N = 3
+# Default and maximum number of texts from which Shapley values are estimated.
+_SAMPLES, _SAMPLES_PER_UNIT, MAX_SAMPLES = 64, 4, 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +61,10 @@ class Deletion:
             out the units of all texts.
         top_n: Number of best documents whose scores are explained; None: all in `Model.score`, and
             `TOP_N` in `Model.rerank`. Not for `Model.classify`.
+        method: "deletion": each unit left out, and alone; "shapley": Shapley values.
+        samples: Maximum number of texts for the Shapley values of a text; None: 64, or 4 per unit
+            if that is more. The standard errors of fewer can be several times too small.
+        seed: Random seed of the subsets of units in these texts.
         label: Label whose score is explained by `Model.classify`; None: the best of each input.
         max_tokens: Maximum number of tokens of all texts that are scored for the explanations of a
             call.
@@ -63,26 +76,47 @@ class Deletion:
     by: By = "words"
     of: Literal["document", "query", "both"] = "document"
     top_n: int | None = None
+    method: Method = "deletion"
+    samples: int | None = None
+    seed: int = 0
     label: str | None = None
     max_tokens: int = MAX_TOKENS
 
     def __post_init__(self) -> None:
+        _check_name("method", self.method, get_args(Method))
+        if self.method == "shapley" and self.by == "auto":
+            raise InvalidInput(
+                "Shapley values are of words or of sentences, not by auto", pointer="/explain/by"
+            )
+        if self.samples is not None:
+            _check_integer("samples", self.samples, 1, MAX_SAMPLES)
+        _check_integer("seed", self.seed, 0, 2**32 - 1)
         _check_name("by", self.by, get_args(By))
         _check_name("of", self.of, ("document", "query", "both"))
         if self.top_n is not None and not (is_integer(self.top_n) and self.top_n >= 1):
             raise InvalidInput("top_n must be an integer, at least 1", pointer="/explain/top_n")
         if not isinstance(self.label, str | None):
             raise InvalidInput("label must be a text or None", pointer="/explain/label")
-        if not (is_integer(self.max_tokens) and 1 <= self.max_tokens <= MAX_TOKENS):
-            raise InvalidInput(
-                f"max_tokens must be an integer from 1 to {MAX_TOKENS}",
-                pointer="/explain/max_tokens",
-            )
+        _check_integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
 
     @property
     def texts(self) -> Sequence[int]:
         """Indices, in a pair of query and document, of the texts whose units are left out."""
         return {"query": (0,), "document": (1,), "both": (0, 1)}[self.of]
+
+    def samples_of(self, units: int) -> int:
+        """Return the maximum number of texts for the Shapley values of a text with these units.
+
+        Raises:
+            InvalidInput: `samples` is too small.
+        """
+        least = min_samples(units)
+        if self.samples is not None and self.samples < least:
+            raise InvalidInput(
+                f"samples is {self.samples}; a text of {units} {self.by} needs at least {least}",
+                pointer="/explain/samples",
+            )
+        return self.samples or max(_SAMPLES, _SAMPLES_PER_UNIT * units)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +163,46 @@ class TextEffects:
     words: Sequence[UnitEffect] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class UnitValue:
+    """Shapley value of a unit of a text.
+
+    Attributes:
+        start: Index of its first character in the text.
+        end: Index after its last character.
+        value: Its part of the difference between the results of the text and of the empty text.
+        standard_error: Standard error of the value; 0 if it is exact.
+        rank: Place of the unit by its value, from 1.
+    """
+
+    start: int
+    end: int
+    value: float
+    standard_error: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class TextValues:
+    """Shapley values of the units of one text.
+
+    Attributes:
+        text: See `TextEffects`.
+        read: See `TextEffects`.
+        whole: See `TextEffects`.
+        empty: Result of the empty text in its place.
+        by: Kind of the units.
+        units: The units, in the order of the text. Their values sum to `whole - empty`.
+    """
+
+    text: int
+    read: Span
+    whole: float
+    empty: float
+    by: UnitKind
+    units: Sequence[UnitValue]
+
+
 @dataclass(frozen=True)
 class Deletions:
     """An explanation by deletion.
@@ -150,6 +224,20 @@ class Deletions:
         return sum(len(text.units) + len(text.words) for text in self.texts)
 
 
+@dataclass(frozen=True)
+class ShapleyValues:
+    """An explanation by Shapley values; attributes as of `Deletions`."""
+
+    texts: Sequence[TextValues]
+    raw_texts: Sequence[TextValues]
+    label: str | None = None
+
+    @property
+    def units(self) -> int:
+        """Number of units of all texts."""
+        return sum(len(text.units) for text in self.texts)
+
+
 def unit_spans(text: str, by: UnitKind) -> list[Span]:
     """Return the span of each unit of a text, without the white space around it, in order."""
     if by == "words":
@@ -165,6 +253,44 @@ def without(text: str, unit: Span) -> str:
     if not before[-1:].strip() and not after[:1].strip():
         before, after = (before, after.lstrip()) if after else (before.rstrip(), after)
     return before + after if (before + after).strip() else ""
+
+
+def with_units(text: str, units: Sequence[Span], kept: Sequence[bool]) -> str:
+    """Return the text without the units that are not kept; see the rule in the module docstring."""
+    for unit, is_kept in zip(reversed(units), reversed(kept), strict=True):
+        if not is_kept:
+            text = without(text, unit)
+    return text
+
+
+def values_of(
+    offset: int,
+    units: Sequence[Span],
+    whole: float,
+    empty: float,
+    subsets: Subsets,
+    results: Sequence[float],
+) -> list[UnitValue]:
+    """Return the Shapley values of units of a text.
+
+    Args:
+        offset: See `effects_of`.
+        units: See `effects_of`.
+        whole: See `effects_of`.
+        empty: Result of the empty text.
+        subsets: Subsets of the units, as of `subsets_of`.
+        results: Result of the text with each of the subsets.
+    """
+    if not units:
+        return []
+    values, errors = shapley_values(subsets, np.array(results), whole, empty)
+    ranks = _ranks(values.tolist())
+    return [
+        UnitValue(offset + start, offset + end, value, error, rank)
+        for (start, end), value, error, rank in zip(
+            units, values.tolist(), errors.tolist(), ranks, strict=True
+        )
+    ]
 
 
 def effects_of(
@@ -187,7 +313,9 @@ def effects_of(
     """
     left_out = [_difference(whole, result) for result in without]
     by_itself = [_difference(result, empty) for result in alone]
-    ranks = _ranks(left_out, by_itself)
+    ranks = _ranks(
+        [(one or 0.0) + (other or 0.0) for one, other in zip(left_out, by_itself, strict=True)]
+    )
     return [
         UnitEffect(offset + start, offset + end, change, own, rank)
         for (start, end), change, own, rank in zip(units, left_out, by_itself, ranks, strict=True)
@@ -198,11 +326,10 @@ def _difference(value: float | None, other: float | None) -> float | None:
     return None if value is None or other is None else value - other
 
 
-def _ranks(left_out: Sequence[float | None], alone: Sequence[float | None]) -> list[int]:
-    """Return the rank of each unit, from 1; of equal units the first is first."""
-    sums = [(one or 0.0) + (other or 0.0) for one, other in zip(left_out, alone, strict=True)]
-    ranks = np.empty(len(sums), int)
-    ranks[np.argsort([-own for own in sums], kind="stable")] = np.arange(1, len(sums) + 1)
+def _ranks(values: Sequence[float]) -> list[int]:
+    """Return the rank of each unit by its value, from 1; of equal units the first is first."""
+    ranks = np.empty(len(values), int)
+    ranks[np.argsort([-value for value in values], kind="stable")] = range(1, len(values) + 1)
     return list(map(int, ranks))
 
 
@@ -214,3 +341,10 @@ def _stripped(text: str, start: int, end: int) -> Span:
 def _check_name(name: str, value: object, names: Sequence[str]) -> None:
     if not isinstance(value, str) or value not in names:
         raise InvalidInput(f"{name} must be one of {', '.join(names)}", pointer=f"/explain/{name}")
+
+
+def _check_integer(name: str, value: int, least: int, most: int) -> None:
+    if not (is_integer(value) and least <= value <= most):
+        raise InvalidInput(
+            f"{name} must be an integer from {least} to {most}", pointer=f"/explain/{name}"
+        )

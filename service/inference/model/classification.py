@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from service.inference.explain.deletion import Deletions
+from service.inference.explain.deletion import Deletions, ShapleyValues
 from service.inference.results.scores import Scores
 from service.inference.results.vectors import Stages
 from service.inference.tokenizing.rows import Row
@@ -23,6 +23,8 @@ class Classification:
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
         deletions: Explanation by deletion of the score of a label, of each input; empty if not
             requested.
+        shapley_values: Shapley values of the score of a label, of each input; empty if not
+            requested.
         explanation_tokens: Number of tokens of all texts that were scored, for explanations.
     """
 
@@ -32,12 +34,15 @@ class Classification:
     rows: Sequence[Row]
     seconds: Stages
     deletions: Sequence[Deletions] = ()
+    shapley_values: Sequence[ShapleyValues] = ()
     explanation_tokens: int = 0
 
     @property
     def size(self) -> int:
         """Cost of serialising to JSON, in numbers: a label costs as much as five, a unit as ten."""
-        return 5 * self.scores.size + sum(10 * each.units for each in self.deletions)
+        units = sum(each.units for each in self.deletions)
+        units += sum(each.units for each in self.shapley_values)
+        return 5 * self.scores.size + 10 * units
 
     def best_labels(self, limit: int | None = None) -> list[list[int]]:
         """Return the columns of the best labels of each input, best first.

@@ -14,13 +14,18 @@ from service.inference.errors import InvalidInput
 from service.inference.explain.deletion import (
     Deletion,
     Deletions,
+    ShapleyValues,
     TextEffects,
+    TextValues,
     UnitEffect,
     UnitKind,
     effects_of,
     unit_spans,
+    values_of,
+    with_units,
     without,
 )
+from service.inference.explain.shapley import Subsets, subsets_of
 from service.inference.model.classification import Classification
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.scoring import (
@@ -91,7 +96,7 @@ async def explain_scores(
         return result, np.stack([result.scores, result.raw_scores], 1)[:, :, None]
 
     planner = _Planner(model, pairs, deletion, limits, options, known=_values_of(pairs, known))
-    result, deletions = await _explained(run, planner)
+    result, deletions, values = await _explained(run, planner)
     count = len(pairs)
     return replace(
         result,
@@ -100,6 +105,7 @@ async def explain_scores(
         tokens=result.tokens[:count],
         truncated=result.truncated[:count],
         deletions=dict(enumerate(deletions)),
+        shapley_values=dict(enumerate(values)),
         explanation_tokens=planner.tokens,
     )
 
@@ -132,7 +138,7 @@ async def explain_labels(
         return result, np.stack([result.scores, result.logits], 1)
 
     planner = _Planner(model, inputs, deletion, NO_LIMITS, options, labels=labels)
-    result, deletions = await _explained(run, planner)
+    result, deletions, values = await _explained(run, planner)
     count = len(inputs)
     return replace(
         result,
@@ -140,11 +146,14 @@ async def explain_labels(
         scores=result.scores[:count],
         rows=result.rows[:count],
         deletions=deletions,
+        shapley_values=values,
         explanation_tokens=planner.tokens,
     )
 
 
-async def _explained(run: Run[Result], planner: "_Planner") -> tuple[Result, list[Deletions]]:
+async def _explained(
+    run: Run[Result], planner: "_Planner"
+) -> tuple[Result, list[Deletions], list[ShapleyValues]]:
     """Run inputs with their variants, and return the results of all and the explanations."""
     try:
         result, values = await run(planner.inputs, planner.further(planner.first))
@@ -159,7 +168,8 @@ async def _explained(run: Run[Result], planner: "_Planner") -> tuple[Result, lis
             second, values = await run(more, planner.further(lambda _: ()))
         planner.add(values, more)
         result = replace(result, seconds=result.seconds + second.seconds)
-    return result, await asyncio.to_thread(planner.deletions)
+    deletions = await asyncio.to_thread(planner.deletions)
+    return result, deletions, await asyncio.to_thread(planner.shapley_values)
 
 
 def _values_of(pairs: Sequence[Pair], known: PairScores | None) -> dict[Input, Values]:
@@ -180,6 +190,7 @@ class _Part:
         whole: The input, of the parts of its texts that the model reads.
         by: Kind of its units.
         units: Span of each unit in the part.
+        subsets: Units that the texts for Shapley values keep.
     """
 
     index: int
@@ -188,6 +199,7 @@ class _Part:
     whole: Input
     by: UnitKind
     units: Sequence[Span]
+    subsets: Subsets
 
     @property
     def content(self) -> str:
@@ -207,6 +219,11 @@ class _Part:
     def alone(self, unit: Span) -> Input:
         """Return the input with a unit in place of the part."""
         return self.with_text(self.content[slice(*unit)])
+
+    def with_subsets(self) -> list[Input]:
+        """Return the input with each of the subsets of the units."""
+        kept = self.subsets.tolist()
+        return [self.with_text(with_units(self.content, self.units, own)) for own in kept]
 
 
 @dataclass
@@ -261,9 +278,14 @@ class _Planner:
         wanted = self._auto() if self.deletion.by == "auto" else self._every()
         wholes = (part.whole for part in self._parts)
         own = {*self.inputs}
-        self._chosen = self._with_result(
-            variant for variant in dict.fromkeys((*wholes, *wanted)) if variant not in own
-        )
+        distinct = [variant for variant in dict.fromkeys((*wholes, *wanted)) if variant not in own]
+        self._chosen = self._with_result(distinct)
+        if self._is_shapley and len(self._chosen) < len(distinct):
+            raise InvalidInput(
+                f"the model {self.model.name} has no result for texts without tokens, which "
+                "Shapley values need",
+                pointer="/explain/method",
+            )
         return self._chosen
 
     def second(self) -> Sequence[Input]:
@@ -281,16 +303,38 @@ class _Planner:
         return self._with_result(new)
 
     def deletions(self) -> list[Deletions]:
-        """Return the explanation of each input."""
-        explanations: list[Deletions] = []
-        for index in range(len(self.inputs)):
-            label = self._label(index) if self.labels else None
-            own = [(at, part) for at, part in enumerate(self._parts) if part.index == index]
-            texts, raw_texts = (
-                [self._effects(at, part, raw) for at, part in own] for raw in (False, True)
+        """Return the explanation of each input by deletion; none with `method="shapley"`."""
+        if self._is_shapley:
+            return []
+        return [
+            Deletions(
+                [self._effects(at, raw=False) for at in self._of(index)],
+                [self._effects(at, raw=True) for at in self._of(index)],
+                self._label_of(index),
             )
-            explanations.append(Deletions(texts, raw_texts, label))
-        return explanations
+            for index in range(len(self.inputs))
+        ]
+
+    def shapley_values(self) -> list[ShapleyValues]:
+        """Return the Shapley values of each input; none with another method."""
+        if not self._is_shapley:
+            return []
+        return [
+            ShapleyValues(
+                [self._shapley(at, raw=False) for at in self._of(index)],
+                [self._shapley(at, raw=True) for at in self._of(index)],
+                self._label_of(index),
+            )
+            for index in range(len(self.inputs))
+        ]
+
+    @property
+    def _is_shapley(self) -> bool:
+        return self.deletion.method == "shapley"
+
+    def _of(self, index: int) -> list[int]:
+        """Return the indices of the parts of an input."""
+        return [at for at, part in enumerate(self._parts) if part.index == index]
 
     def _parts_of(self, index: int, is_truncated: bool) -> list[_Part]:
         whole = self.inputs[index]
@@ -308,8 +352,13 @@ class _Planner:
             units = unit_spans(content, by)
             if self.deletion.by == "auto" and len(units) < 2:
                 by, units = "words", unit_spans(content, "words")
-            parts.append(_Part(index, text, spans[text], whole, by, units))
+            parts.append(_Part(index, text, spans[text], whole, by, units, self._subsets(units)))
         return parts
+
+    def _subsets(self, units: Sequence[Span]) -> Subsets:
+        if not (self._is_shapley and units):
+            return np.empty((0, len(units)), bool)
+        return subsets_of(len(units), self.deletion.samples_of(len(units)), self.deletion.seed)
 
     def _every(self) -> Iterable[Input]:
         # Refused before they take memory: each variant has at least the tokens of the empty one.
@@ -321,14 +370,21 @@ class _Planner:
             empty = part.with_text("") if self._reads_pairs else ""
             if empty not in shortest:
                 shortest[empty] = self._length(part, part.with_text(""))
-            tokens += 2 * len(part.units) * shortest[empty]
+            variants = 2 * len(part.units) or 1
+            if self._is_shapley:
+                variants = len(np.unique(part.subsets, axis=0))
+            tokens += variants * shortest[empty]
             self._check(tokens <= self.deletion.max_tokens)
         for part in self._parts:
-            self._count_chars((len(part.units) + 1) * len(part.content))
+            count = len(part.subsets) // 2 if self._is_shapley else len(part.units)
+            self._count_chars((count + 1) * len(part.content))
         for part in self._parts:
             yield part.with_text("")
-            yield from map(part.without, part.units)
-            yield from map(part.alone, part.units)
+            if self._is_shapley:
+                yield from part.with_subsets()
+            else:
+                yield from map(part.without, part.units)
+                yield from map(part.alone, part.units)
 
     def _auto(self) -> Iterable[Input]:
         """Return each unit alone and, if the tokens suffice, the texts without each unit."""
@@ -373,7 +429,7 @@ class _Planner:
         """Return further variants of a text, by what its units alone and left out have shown."""
         length, rest = self._lengths[at]
         remaining = self._remaining[at]
-        effects = self._effects(at, part, raw=True).units
+        effects = self._effects(at, raw=True).units
         is_measured = any(effect.left_out is not None for effect in effects)
         if part.units and not is_measured:
             fit = remaining // (length + 1)
@@ -398,13 +454,29 @@ class _Planner:
             wanted += [*map(part.without, words), *map(part.alone, words)]
         return wanted
 
-    def _effects(self, at: int, part: _Part, raw: bool) -> TextEffects:
-        column = self.labels.index(self._label(part.index)) if self.labels else 0
+    def _shapley(self, at: int, *, raw: bool) -> TextValues:
+        part = self._parts[at]
+        value = self._value_of(part, raw)
+        whole, empty, *results = (
+            float(cast(float, value(own)))
+            for own in (part.whole, part.with_text(""), *part.with_subsets())
+        )
+        values = values_of(part.read[0], part.units, whole, empty, part.subsets, results)
+        return TextValues(part.text, part.read, whole, empty, part.by, values)
+
+    def _value_of(self, part: _Part, raw: bool) -> Callable[[Input], float | None]:
+        label = self._label_of(part.index)
+        column = 0 if label is None else self.labels.index(label)
 
         def value(variant: Input) -> float | None:
             values = self._values.get(variant)
             return None if values is None else float(values[int(raw), column])
 
+        return value
+
+    def _effects(self, at: int, *, raw: bool) -> TextEffects:
+        part = self._parts[at]
+        value = self._value_of(part, raw)
         whole, empty = value(part.whole), value(part.with_text(""))
         assert whole is not None  # noqa: S101 - it has run
 
@@ -420,7 +492,10 @@ class _Planner:
             part.text, part.read, whole, empty, part.by, effects(part.units), effects(words)
         )
 
-    def _label(self, index: int) -> str:
+    def _label_of(self, index: int) -> str | None:
+        """Return the label of an input whose score is explained; None: scores of pairs."""
+        if not self.labels:
+            return None
         if self.deletion.label is not None:
             return self.deletion.label
         return self.labels[int(self._values[self.inputs[index]][1].argmax())]

@@ -608,7 +608,8 @@ async def _with_best(
         )
     return replace(
         result,
-        deletions={best[at]: deletions for at, deletions in explained.deletions.items()},
+        deletions={best[at]: own for at, own in explained.deletions.items()},
+        shapley_values={best[at]: own for at, own in explained.shapley_values.items()},
         explanation_tokens=explained.explanation_tokens,
         seconds=result.seconds + explained.seconds,
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from models.artifact import SimilarityName
-from service.inference.explain.deletion import Deletions
+from service.inference.explain.deletion import Deletions, ShapleyValues
 from service.inference.explain.terms import Explanation
 from service.inference.results.scores import Scores, best_first
 from service.inference.results.vectors import Stages
@@ -28,6 +28,7 @@ class PairScores:
             if requested.
         explanations: Explanation of the score, by index of the pair; empty if not requested.
         deletions: Explanation of the score by deletion, by index; empty if not requested.
+        shapley_values: Shapley values, by index; empty if not requested.
         best_chunks: Chunk of each document with the highest score, which is the score of the pair;
             empty without chunking.
         explanation_tokens: Number of tokens of all texts that were scored for `deletions`, the
@@ -42,6 +43,7 @@ class PairScores:
     seconds: Stages
     explanations: Mapping[int, Explanation] = field(default_factory=dict)
     deletions: Mapping[int, Deletions] = field(default_factory=dict)
+    shapley_values: Mapping[int, ShapleyValues] = field(default_factory=dict)
     best_chunks: Sequence[Chunk] = ()
     explanation_tokens: int = 0
 
@@ -50,6 +52,7 @@ class PairScores:
         """Cost of serialising to JSON, in numbers: a term or a unit costs as much as ten."""
         terms = sum(len(explanation.terms) for explanation in self.explanations.values())
         units = sum(each.units for each in self.deletions.values())
+        units += sum(each.units for each in self.shapley_values.values())
         return self.scores.size + 10 * (terms + units)
 
     def of(self, indices: Sequence[int]) -> "PairScores":

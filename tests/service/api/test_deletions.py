@@ -170,3 +170,26 @@ def test_auto_explains_by_sentences_and_then_by_words(any_client: TestClient) ->
     assert "words" not in query
     words = ["It", "is", "w9", ".", "It", "is", "w40", "w5", "."]
     assert [document[word["start"] : word["end"]] for word in text["words"]] == words
+
+
+def test_shapley_values_sum_to_the_score_less_that_of_the_empty_text(
+    any_client: TestClient,
+) -> None:
+    body = {"queries": QUERY, "documents": "w9 w40 sat", "explain": {"method": "shapley"}}
+    response = posted(any_client, "/score", **body)
+    (explanation,) = response["explanations"]
+    assert explanation["method"] == "shapley"
+    (text,) = explanation["texts"]
+    assert (text["side"], text["by"]) == ("document", "words")
+    assert len(text["units"]) == 3
+    total = sum(unit["value"] for unit in text["units"])
+    assert total == pytest.approx(text["whole"] - text["empty"], abs=1e-6)
+    assert {unit["standard_error"] for unit in text["units"]} == {0.0}
+    assert response["explanation_tokens"] > 0
+
+
+def test_shapley_values_of_labels(classify_client: TestClient) -> None:
+    body = {"inputs": [["w9 w5", "cat"]], "explain": {"method": "shapley", "label": "sad"}}
+    (explanation,) = posted(classify_client, "/classify", **body)["explanations"]
+    assert (explanation["method"], explanation["label"]) == ("shapley", "sad")
+    assert [text["text"] for text in explanation["texts"]] == [0, 1]

@@ -11,6 +11,7 @@ from service.inference.explain.deletion import (
     Deletion,
     effects_of,
     unit_spans,
+    with_units,
     without,
 )
 
@@ -83,6 +84,32 @@ def test_all_characters_but_those_of_the_unit_are_left(text: str, by: str) -> No
             assert left[len(before.rstrip())].isspace() == is_apart
 
 
+@pytest.mark.parametrize(
+    ("kept", "left"),
+    [
+        ((1, 1, 1, 1), "The cat sat."),
+        ((0, 1, 0, 1), "cat ."),
+        ((1, 0, 0, 0), "The"),
+        ((0, 0, 0, 1), "."),
+        ((0, 0, 0, 0), ""),
+    ],
+)
+def test_units_that_are_not_kept_are_removed_the_last_first(
+    kept: tuple[int, ...], left: str
+) -> None:
+    text = "The cat sat."
+    assert with_units(text, unit_spans(text, "words"), list(map(bool, kept))) == left
+
+
+@given(TEXTS, st.data())
+def test_kept_units_keep_their_characters(text: str, data: st.DataObject) -> None:
+    spans = unit_spans(text, "words")
+    kept = [data.draw(st.booleans()) for _ in spans]
+    left = with_units(text, spans, kept)
+    own = "".join(text[slice(*span)] for span, is_kept in zip(spans, kept, strict=True) if is_kept)
+    assert re.sub(r"\s", "", left) == own
+
+
 def test_effects_are_differences_of_results_and_ranked_by_both() -> None:
     units = effects_of(
         5, [(0, 3), (4, 7), (8, 11)], whole=0.8, empty=0.1, without=[0.6, 0.2, 0.9],
@@ -108,6 +135,11 @@ def test_a_result_that_does_not_exist_leaves_its_numbers_open() -> None:
         ({"top_n": 0}, "/explain/top_n"),
         ({"top_n": True}, "/explain/top_n"),
         ({"label": 1}, "/explain/label"),
+        ({"method": "terms"}, "/explain/method"),
+        ({"method": "shapley", "by": "auto"}, "/explain/by"),
+        ({"samples": 0}, "/explain/samples"),
+        ({"samples": 2049}, "/explain/samples"),
+        ({"seed": -1}, "/explain/seed"),
         ({"max_tokens": 20_001}, "/explain/max_tokens"),
         ({"max_tokens": 1.5}, "/explain/max_tokens"),
     ],

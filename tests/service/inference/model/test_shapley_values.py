@@ -1,0 +1,118 @@
+"""Shapley values of words and sentences, against all orders of the units of small texts."""
+
+from collections.abc import Iterator
+from itertools import permutations
+
+import numpy as np
+import pytest
+
+import vitrine
+from models.artifact import Artifact
+from service.inference.explain.deletion import unit_spans, with_units
+from tests.service.api.conftest import (  # noqa: F401 - fixtures
+    classifier,
+    multi_encoder,
+    reranker,
+    sparse_encoder,
+)
+from tests.service.inference.model.test_deletions import (  # noqa: F401 - a fixture
+    BOUNDS,
+    models,
+    score,
+)
+
+pytestmark = pytest.mark.slow
+
+QUERY, DOCUMENT = "w5 cat", "w9 w40 not cat."
+
+
+@pytest.fixture(scope="module")
+def label_model(classifier: Artifact) -> Iterator[vitrine.SyncModel]:  # noqa: F811 - the fixture
+    with vitrine.SyncModel(classifier.path, vitrine.ModelOptions(threads=1)) as model:
+        yield model
+
+
+def exact(results: dict[tuple[bool, ...], float]) -> list[float]:
+    """The mean change when each unit is added, over all orders."""
+    count = len(next(iter(results)))
+    totals = np.zeros(count)
+    orders = list(permutations(range(count)))
+    for order in orders:
+        kept = [False] * count
+        for unit in order:
+            before = results[tuple(kept)]
+            kept[unit] = True
+            totals[unit] += results[tuple(kept)] - before
+    return list(map(float, totals / len(orders)))
+
+
+@pytest.mark.parametrize("kind", ["cosine", "dot", "sparse", "multi", "reranker"])
+def test_values_are_the_mean_changes_over_all_orders(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    kind: str,
+) -> None:
+    model, bound = models[kind], 4 * BOUNDS.get(kind, 5e-6)
+    result = model.score(QUERY, DOCUMENT, explain=vitrine.Deletion(method="shapley"))
+    assert not result.deletions
+    spans = unit_spans(DOCUMENT, "words")
+    for raw in (False, True):
+        found = result.shapley_values[0]
+        (text,) = found.raw_texts if raw else found.texts
+        results = {
+            kept: score(model, QUERY, with_units(DOCUMENT, spans, kept), raw=raw)
+            for kept in np.ndindex(*[2] * len(spans))
+        }
+        results = {tuple(map(bool, kept)): value for kept, value in results.items()}
+        assert [unit.value for unit in text.units] == pytest.approx(exact(results), abs=bound)
+        assert sum(unit.value for unit in text.units) == pytest.approx(
+            text.whole - text.empty, abs=1e-6
+        )
+        assert {unit.standard_error for unit in text.units} == {0.0}
+        order = sorted(text.units, key=lambda unit: unit.rank)
+        assert order == sorted(text.units, key=lambda unit: -unit.value)
+
+
+def test_values_of_many_units_are_estimated_and_sum_exactly(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+) -> None:
+    document = " ".join(f"w{index}" for index in range(5, 25))
+    deletion = vitrine.Deletion(method="shapley", samples=100, seed=1)
+    model = models["cosine"]
+    one, two = (
+        model.score(QUERY, document, explain=deletion).shapley_values[0].texts[0] for _ in "ab"
+    )
+    assert len(one.units) == 20
+    assert sum(unit.value for unit in one.units) == pytest.approx(one.whole - one.empty, abs=1e-6)
+    assert all(unit.standard_error > 0 for unit in one.units)
+    assert [unit.value for unit in two.units] == pytest.approx(
+        [unit.value for unit in one.units], abs=1e-4
+    )
+    other = vitrine.Deletion(method="shapley", samples=100, seed=2)
+    (text,) = model.score(QUERY, document, explain=other).shapley_values[0].texts
+    assert [unit.value for unit in text.units] != [unit.value for unit in one.units]
+
+
+def test_values_of_labels_and_of_both_texts(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    label_model: vitrine.SyncModel,
+) -> None:
+    result = label_model.classify(
+        ["w5 w9", ("cat", "w7 w8")], explain=vitrine.Deletion(method="shapley", by="words")
+    )
+    assert [len(values.texts) for values in result.shapley_values] == [1, 2]
+    for values in result.shapley_values:
+        for text in values.texts:
+            total = sum(unit.value for unit in text.units)
+            assert total == pytest.approx(text.whole - text.empty, abs=1e-6)
+    deletion = vitrine.Deletion(method="shapley", of="both", by="sentences")
+    ranked = models["reranker"].rerank(QUERY, ["w9", "It. A."], explain=deletion)
+    assert [len(values.texts) for values in ranked.shapley_values.values()] == [2, 2]
+
+
+def test_too_few_samples_are_refused(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+) -> None:
+    deletion = vitrine.Deletion(method="shapley", samples=10)
+    with pytest.raises(vitrine.InvalidInput, match="needs at least 14") as raised:
+        models["cosine"].score(QUERY, DOCUMENT, explain=deletion)
+    assert raised.value.pointer == "/explain/samples"
