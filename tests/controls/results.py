@@ -429,28 +429,28 @@ GUARDS = (
         "test_white_space_on_one_side_of_a_unit_goes_with_it_if_it_is_on_both",
     ),
     Guard(
-        "service/inference/model/explanations.py",
+        "service/inference/model/deletion_planner.py",
         "            whole = read[0] if isinstance(whole, str) else (read[0], read[1])\n",
         "",
         "tests/service/inference/model/test_deletions.py::"
         "test_variants_of_a_truncated_text_are_of_the_part_that_is_read",
     ),
     Guard(
-        "service/inference/model/explanations.py",
+        "service/inference/model/deletion_planner.py",
         "self._check(self.tokens <= self.deletion.max_tokens)",
         "pass",
         "tests/service/inference/model/test_deletions.py::"
         "test_too_many_tokens_are_refused_before_they_run",
     ),
     Guard(
-        "service/inference/model/explanations.py",
+        "service/inference/model/deletion_planner.py",
         "            self._count_chars((count + 1) * len(part.content))\n",
         "            pass\n",
         "tests/service/inference/model/test_deletions.py::"
         "test_many_long_words_of_few_tokens_are_refused_before_variants_are_made",
     ),
     Guard(
-        "service/inference/model/explanations.py",
+        "service/inference/model/variant_texts.py",
         '"truncate" if overflow == "error" else overflow',
         '"truncate"',
         "tests/service/inference/model/test_deletions.py::"
@@ -464,28 +464,28 @@ GUARDS = (
         "test_texts_and_variants_run_together_with_the_priority_of_bulk_requests",
     ),
     Guard(
-        "service/inference/model/explanations.py",
+        "service/inference/model/deletion_planner.py",
         "self._values |= self.known",
         "pass",
         "tests/service/inference/model/test_deletions.py::"
         "test_explained_scores_are_those_of_the_response",
     ),
     Guard(
-        "service/inference/model/explanations.py",
+        "service/inference/model/deletion_planner.py",
         "remaining -= len(words) * (length + rest + 2) + length",
         "pass",
         "tests/service/inference/model/test_auto_deletions.py::"
         "test_what_passes_the_first_check_fits_into_the_tokens",
     ),
     Guard(
-        "service/inference/model/explanations.py",
+        "service/inference/model/deletion_planner.py",
         "0 if label is None else self.labels.index(label)",
         "0",
         "tests/service/inference/model/test_label_deletions.py::"
         "test_each_number_is_the_difference_of_two_results",
     ),
     Guard(
-        "service/inference/model/explanations.py",
+        "service/inference/model/deletion_planner.py",
         "            tokens += variants * shortest[empty]\n",
         "",
         "tests/service/inference/model/test_deletions.py::"

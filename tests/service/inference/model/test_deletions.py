@@ -14,7 +14,7 @@ import vitrine
 from models.artifact import MANIFEST, Artifact
 from service.inference.call_options import CallOptions, Deadline, OnOverflow
 from service.inference.model import scoring
-from service.inference.model.explanations import _Planner
+from service.inference.model.deletion_planner import DeletionPlanner
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import edit_json
@@ -282,7 +282,7 @@ def test_many_long_words_of_few_tokens_are_refused_before_variants_are_made(
     def make(*_: object) -> list[str]:
         pytest.fail("variants were made")
 
-    monkeypatch.setattr("service.inference.model.explanations.without", make)
+    monkeypatch.setattr("service.inference.model.deletion_planner.without", make)
     # A run of more than 100 characters is one token, so that the tokens alone are few.
     document = ("a" * 200 + "!") * 200
     for side in ("query", "document"):
@@ -310,7 +310,7 @@ def test_many_pairs_with_a_long_query_are_refused_before_variants_are_tokenised(
 
 
 def test_planning_ends_at_the_deadline() -> None:
-    planner = _Planner(
+    planner = DeletionPlanner(
         model=cast(LoadedModel, None),
         inputs=[("a", "b")],
         deletion=vitrine.Deletion(),
