@@ -37,7 +37,7 @@ async def classify(request: Request, state: State) -> Response:
         work = model.classify(
             body.input_list(),
             prompt_name=body.prompt_name,
-            explain=Deletion(**body.explain.model_dump()) if body.explain else None,
+            explain=Deletion(**body.explain.model_dump()) if body.explain else False,
             on_overflow=body.on_overflow,
             **options,
         )

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, Literal, Unpack, cast
 
 import numpy as np
 
@@ -371,7 +371,7 @@ class Model(LoadedModel):
         self,
         inputs: str | Sequence[str | tuple[str, str]],
         *,
-        explain: Deletion | None = None,
+        explain: Literal[False] | Deletion = False,
         **options: Unpack[CallArguments],
     ) -> Classification:
         """Return the score of each label for each text or pair of texts.
@@ -379,7 +379,7 @@ class Model(LoadedModel):
         Args:
             inputs: A text, or a list of texts and of pairs of texts, such as query and document.
             explain: How to explain the score of a label by what it is without a part of the texts;
-                None: not.
+                False: not.
             options: See `CallArguments`.
 
         Raises:
@@ -389,10 +389,10 @@ class Model(LoadedModel):
         """
         call = call_options(**options)
         items = pair_list(inputs)
-        if explain is None:
+        if explain is False:
             return await scoring.classify(self, items, NO_LIMITS, call)
         if not isinstance(explain, Deletion):
-            raise InvalidInput("explain must be a Deletion or None", pointer="/explain")
+            raise InvalidInput("explain must be False or a Deletion", pointer="/explain")
         return await explain_labels(self, items, explain, call)
 
     async def tag(

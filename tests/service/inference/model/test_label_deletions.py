@@ -106,5 +106,5 @@ def test_errors_name_the_input(model: vitrine.SyncModel) -> None:
     with pytest.raises(vitrine.InvalidInput) as raised:
         model.classify(["w5", "\ud800"], explain=vitrine.Deletion())
     assert raised.value.pointer == "/inputs/1"
-    with pytest.raises(vitrine.InvalidInput, match="a Deletion or None"):
+    with pytest.raises(vitrine.InvalidInput, match="False or a Deletion"):
         model.classify("w5", explain=True)  # type: ignore[arg-type]
