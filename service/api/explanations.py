@@ -39,7 +39,8 @@ class _Options(BaseModel):
         "them, as far as `max_tokens` suffices",
     )
     method: Method = Field(
-        "deletion", description="`deletion`: each unit left out, and alone; `shapley`: their values"
+        "deletion",
+        description="`deletion`: each unit left out, and alone; `shapley`: Shapley values",
     )
     samples: int | None = Field(
         None,
@@ -157,9 +158,9 @@ class UnitValueInfo(BaseModel):
 class _TextInfo(BaseModel):
     """A text whose units were left out."""
 
-    side: Side | None = Field(None, description="Of scores: the text")
+    side: Side | None = Field(None, description="Side of the text, for scores of pairs")
     text: int | None = Field(
-        None, description="Of labels: 0: the text, or the first of a pair; 1: the second of a pair"
+        None, description="Index of the text in its input, for labels: 0, or 1 in a pair"
     )
     start: int = Field(description="Index of the first character that the model reads")
     end: int = Field(
@@ -191,7 +192,7 @@ class DeletionInfo(BaseModel):
     """Explanation of a score by deletion of words or sentences."""
 
     method: Literal["deletion"]
-    label: str | None = Field(None, description="Of labels: the label")
+    label: str | None = Field(None, description="Label whose score is explained, for classifiers")
     texts: list[TextEffectsInfo]
 
 
@@ -199,7 +200,7 @@ class ShapleyInfo(BaseModel):
     """Explanation of a score by Shapley values of words or sentences."""
 
     method: Literal["shapley"]
-    label: str | None = Field(None, description="Of labels: the label")
+    label: str | None = Field(None, description="Label whose score is explained, for classifiers")
     texts: list[TextValuesInfo]
 
 

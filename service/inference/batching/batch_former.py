@@ -48,8 +48,8 @@ _SMALL_BULK_TOKENS = 128
 # Seconds for which a stream that has run interactive items waits for more of them, and for which
 # all such waits together may keep bulk items from running. With 16 clients that wait for each
 # response, bulk items take half of the throughput without waits, and a fifth with these.
-_MAX_WAITED_S = 0.2
 _PATIENCE_S = 0.01
+_MAX_WAITED_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)

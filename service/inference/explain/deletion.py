@@ -91,6 +91,12 @@ class Deletion:
         if self.samples is not None:
             _check_integer("samples", self.samples, 1, MAX_SAMPLES)
         _check_integer("seed", self.seed, 0, 2**32 - 1)
+        if self.method != "shapley":
+            for name, is_set in (("samples", self.samples is not None), ("seed", self.seed != 0)):
+                if is_set:
+                    raise InvalidInput(
+                        f'{name} is for the method "shapley"', pointer=f"/explain/{name}"
+                    )
         _check_name("by", self.by, get_args(By))
         _check_name("of", self.of, ("document", "query", "both"))
         if self.top_n is not None and not (is_integer(self.top_n) and self.top_n >= 1):

@@ -82,8 +82,9 @@ class Part:
         """Return the input with a unit in place of the part."""
         return self.with_text(self.content[slice(*unit)])
 
+    @cached_property
     def with_subsets(self) -> list[Input]:
-        """Return the input with each of the subsets of the units."""
+        """The input with each of the subsets of the units."""
         kept = self.subsets.tolist()
         return [self.with_text(with_units(self.content, self.units, own)) for own in kept]
 
@@ -113,6 +114,7 @@ class DeletionPlanner:
     tokens: int = 0
     _chars: int = 0
     _parts: list[Part] = field(default_factory=list)
+    _of: list[range] = field(default_factory=list)  # indices of the parts of each input
     _chosen: list[Input] = field(default_factory=list)
     _values: dict[Input, Values] = field(default_factory=dict)
     # With `by="auto"`: number of tokens of each input, and without the part; remaining tokens.
@@ -138,11 +140,14 @@ class DeletionPlanner:
         """Return the variants that run together with the inputs."""
         for index, is_truncated in enumerate(truncated):
             self._check_deadline()
-            self._parts += self._parts_of(index, is_truncated)
+            own = self._parts_of(index, is_truncated)
+            self._of.append(range(len(self._parts), len(self._parts) + len(own)))
+            self._parts += own
         wanted = self._auto() if self.deletion.by == "auto" else self._every()
         wholes = (part.whole for part in self._parts)
-        own = {*self.inputs}
-        distinct = [variant for variant in dict.fromkeys((*wholes, *wanted)) if variant not in own]
+        known = {*self.inputs}
+        variants = dict.fromkeys((*wholes, *wanted))
+        distinct = [variant for variant in variants if variant not in known]
         self._chosen = self._texts.with_result(distinct)
         if self._is_shapley and len(self._chosen) < len(distinct):
             raise InvalidInput(
@@ -176,8 +181,8 @@ class DeletionPlanner:
             return []
         return [
             Deletions(
-                [self._effects(at, raw=False) for at in self._of(index)],
-                [self._effects(at, raw=True) for at in self._of(index)],
+                [self._effects(at, raw=False) for at in self._of[index]],
+                [self._effects(at, raw=True) for at in self._of[index]],
                 self._label_of(index),
             )
             for index in range(len(self.inputs))
@@ -189,8 +194,8 @@ class DeletionPlanner:
             return []
         return [
             ShapleyValues(
-                [self._shapley(at, raw=False) for at in self._of(index)],
-                [self._shapley(at, raw=True) for at in self._of(index)],
+                [self._shapley(at, raw=False) for at in self._of[index]],
+                [self._shapley(at, raw=True) for at in self._of[index]],
                 self._label_of(index),
             )
             for index in range(len(self.inputs))
@@ -199,10 +204,6 @@ class DeletionPlanner:
     @property
     def _is_shapley(self) -> bool:
         return self.deletion.method == "shapley"
-
-    def _of(self, index: int) -> list[int]:
-        """Return the indices of the parts of an input."""
-        return [at for at, part in enumerate(self._parts) if part.index == index]
 
     def _parts_of(self, index: int, is_truncated: bool) -> list[Part]:
         whole = self.inputs[index]
@@ -252,7 +253,7 @@ class DeletionPlanner:
         for part in self._parts:
             yield part.with_text("")
             if self._is_shapley:
-                yield from part.with_subsets()
+                yield from part.with_subsets
             else:
                 yield from map(part.without, part.units)
                 yield from map(part.alone, part.units)
@@ -335,7 +336,7 @@ class DeletionPlanner:
         value = self._value_of(part, raw)
         whole, empty, *results = (
             float(cast(float, value(own)))
-            for own in (part.whole, part.with_text(""), *part.with_subsets())
+            for own in (part.whole, part.with_text(""), *part.with_subsets)
         )
         values = values_of(part.read[0], part.units, whole, empty, part.subsets, results)
         return TextValues(part.text, part.read, whole, empty, part.by, values)
