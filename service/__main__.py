@@ -97,8 +97,8 @@ def _greet(server: Server, settings: Settings, state: DebugState) -> None:
     key = "" if state.keys.is_open else " -H 'Authorization: Bearer KEY'"
     log.info("Serving %s on %s", ", ".join(status.name for status in statuses), url)
     log.info("Docs on %s/docs", url)
-    if settings.debug.enabled and "pooled" in outputs:
-        log.info("Gradient debugging page on %s/debug", url)
+    if settings.server.page:
+        log.info("Page of explanations on %s/debug", url)
     log.info(
         "Try: curl %s/%s%s -H 'Content-Type: application/json' -d '%s'",
         *(url, route, key, json.dumps(body)),

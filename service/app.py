@@ -43,7 +43,7 @@ from service.api.openapi import openapi
 from service.api.raw_route import dispatch_table
 from service.api.routes import raw_router, router
 from service.api.schemas import ENCODE_HEADERS, VERSION, EncodeRequest
-from service.debug import capabilities, page, process_state
+from service.debug import capabilities, process_state
 from service.debug import routes as debug
 from service.debug.pipeline.process import GradientProcess, worker_command
 from service.debug.pipeline.state import DebugState
@@ -54,6 +54,7 @@ from service.inference.registry.model_watch import ModelWatch
 from service.inference.registry.registry import ModelRegistry
 from service.inference.results.metrics import CacheMetrics
 from service.inference.results.vectors import RowResults
+from service.page import routes as page
 from service.settings import Settings, traces_endpoint
 
 if TYPE_CHECKING:  # imported only if traces are exported

@@ -84,6 +84,7 @@ class ServerSettings(_Group):
         False,
         description="Whether to serve the routes under /tei also at /; POST /rerank is then TEI's",
     )
+    page: bool = Field(True, description="Whether to serve the page of explanations at /debug")
 
 
 class ModelSettings(_Group):

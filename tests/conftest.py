@@ -45,7 +45,7 @@ if not torch.cuda.is_available():
 # Folders whose tests run one at a time, as one file, and first because they take longest. Those of
 # deploy/ start servers that use all cores; the others share a browser, and services of each kind of
 # model with their gradient processes.
-_TOGETHER = ("tests/deploy/", "tests/service/debug/page/", "tests/service/debug/")
+_TOGETHER = ("tests/deploy/", "tests/service/page/", "tests/service/debug/")
 
 
 def _group(nodeid: str) -> int:

@@ -22,7 +22,7 @@ VIOLATIONS = {
     ),
     "text": ("models/gradients/budget.py", "def f():\n    import models.export.tokenizer_file"),
     "meeting-points": ("service/inference/results/vectors.py", "import models.network.pooling"),
-    "torch-free": ("service/debug/page.py", "def f():\n    import service.debug.child.jobs"),
+    "torch-free": ("service/page/routes.py", "def f():\n    import service.debug.child.jobs"),
     "http-free": ("service/inference/errors.py", "import starlette.responses"),
 }
 

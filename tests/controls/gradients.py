@@ -4,6 +4,7 @@ from tests.controls.guard import Guard
 
 _T = "tests/service/api/"
 _D = "tests/service/debug/"
+_P = "tests/service/page/"
 _G = "tests/models/gradients/"
 
 GUARDS = (
@@ -195,34 +196,34 @@ GUARDS = (
         f"{_D}test_access.py::test_pages_of_other_hosts_are_refused",
     ),
     Guard(
-        "service/debug/page/runs.js",
+        "service/page/static/runs.js",
         "  const isStale = asked !== section.asked;\n",
         "  const isStale = false;\n",
-        f"{_D}page/test_use.py::test_edited_text_marks_the_result_as_old_and_removes_its_checks",
+        f"{_P}test_use.py::test_edited_text_marks_the_result_as_old_and_removes_its_checks",
     ),
     Guard(
-        "service/debug/page/export.js",
+        "service/page/static/export.js",
         "  const safe = /^[=+\\-@\\t]/.test(value)",
         "  const safe = /^[]/.test(value)",
-        f"{_D}page/test_export.py::test_csv_has_the_exact_numbers_of_the_tables",
+        f"{_P}test_export.py::test_csv_has_the_exact_numbers_of_the_tables",
     ),
     Guard(
-        "service/debug/page/faithfulness.js",
+        "service/page/static/faithfulness.js",
         "(sufficiency < random.sufficiency)",
         "(sufficiency > random.sufficiency)",
-        f"{_D}page/test_explain.py::test_faithfulness_is_judged_by_random_words",
+        f"{_P}test_explain.py::test_faithfulness_is_judged_by_random_words",
     ),
     Guard(
-        "service/debug/page/whatif.js",
+        "service/page/static/whatif.js",
         "struckOf(side.side).value = [...struck].join();",
         "",
-        f"{_D}page/test_explain.py::test_struck_word_moves_the_similarity_of_the_served_model",
+        f"{_P}test_explain.py::test_struck_word_moves_the_similarity_of_the_served_model",
     ),
     Guard(
-        "service/debug/page/colours.js",
+        "service/page/static/colours.js",
         'return luminance > 0.179 ? "#000000" : "#ffffff";',
         'return luminance > 0.5 ? "#000000" : "#ffffff";',
-        f"{_D}page/test_attribute.py::test_numbers_on_colours_have_contrast",
+        f"{_P}test_attribute.py::test_numbers_on_colours_have_contrast",
     ),
     Guard(
         "service/api/middleware.py",

@@ -37,7 +37,7 @@ def test_capabilities_list_every_accepted_value(small_artifact: Artifact) -> Non
 
 
 def test_page_offers_every_target() -> None:
-    page = Path("service/debug/page")
+    page = Path("service/page/static")
     (options,) = re.findall(
         r'name="target">(.*?)</select>', (page / "index.html").read_text(), re.S
     )

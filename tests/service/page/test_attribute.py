@@ -9,7 +9,7 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select
 
-from tests.service.debug.page.browsing import (
+from tests.service.page.browsing import (
     CAT,
     FELINE,
     Browser,

@@ -12,7 +12,7 @@ from selenium.webdriver.common.keys import Keys
 
 from models.artifact import Artifact
 from tests.service.debug.held_worker import held
-from tests.service.debug.page.browsing import (
+from tests.service.page.browsing import (
     CAT,
     FELINE,
     Browser,

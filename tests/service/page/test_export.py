@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 from selenium.webdriver.common.by import By
 
-from tests.service.debug.page.browsing import (
+from tests.service.page.browsing import (
     CAT,
     FELINE,
     Browser,

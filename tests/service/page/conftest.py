@@ -12,7 +12,7 @@ from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
 from models.artifact import MANIFEST, Artifact
 from tests.models.checkpoints import edit_json
-from tests.service.debug.page.browsing import OPTIONS, Browser, open_page
+from tests.service.page.browsing import OPTIONS, Browser, open_page
 from tests.serving import lines_until, process
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from selenium.webdriver.support.ui import Select
 
-from tests.service.debug.page.browsing import (
+from tests.service.page.browsing import (
     Browser,
     find,
     open_details,
@@ -20,7 +20,7 @@ from tests.service.debug.page.browsing import (
     until,
 )
 
-AXE = Path(__file__).parents[4] / ".venv-bench/node_modules/axe-core/axe.min.js"
+AXE = Path(__file__).parents[3] / ".venv-bench/node_modules/axe-core/axe.min.js"
 
 # A browser and torch may start slowly: the timeout only bounds a hang.
 pytestmark = [

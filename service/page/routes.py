@@ -1,4 +1,4 @@
-"""Routes of the gradient web page: static files, and the chart library of the package `plotly`."""
+"""Routes of the web page: its static files, and the chart library of the package `plotly`."""
 
 import asyncio
 from importlib.util import find_spec
@@ -8,10 +8,9 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from service.api.errors import NotFound
 from service.api.raw_route import RawRoute
-from service.api.state import State
-from service.debug.pipeline.access import require_debug_enabled
+from service.api.state import State, state_of
 
-_FOLDER = Path(__file__).parent / "page"
+_FOLDER = Path(__file__).parent / "static"
 _CHARTS = "plotly.min.js"
 _MEDIA_TYPES = {".css": "text/css", ".html": "text/html", ".js": "text/javascript"}
 
@@ -26,22 +25,36 @@ _HEADERS = {
     "Cache-Control": "no-cache",
 }
 
+
+async def require_page_enabled(request: Request) -> None:
+    """Reject the request if the page is disabled.
+
+    Raises:
+        NotFound: The page is disabled.
+    """
+    if not state_of(request).settings.server.page:
+        raise NotFound("the page is disabled; set VITRINE_SERVER__PAGE=true")
+
+
 router = APIRouter(
     prefix="/debug",
     route_class=RawRoute,
-    dependencies=[Depends(require_debug_enabled)],
+    dependencies=[Depends(require_page_enabled)],
     include_in_schema=False,
 )
 
 
 @router.get("")
-async def page(_request: Request, _state: State) -> Response:
-    """Return the HTML page.
+async def page(_request: Request, state: State) -> Response:
+    """Return the HTML page, which says whether the gradient routes are enabled.
 
     The page itself needs no API key, because it contains no secrets. If the service has API keys,
-    the requests that the page sends to the gradient routes need one.
+    the requests that the page sends need one.
     """
-    return await _response_of(_FOLDER / "index.html")
+    content = await asyncio.to_thread((_FOLDER / "index.html").read_text)
+    gradients = "enabled" if state.settings.debug.enabled else "disabled"
+    content = content.replace("{{gradients}}", gradients)
+    return Response(content, headers=_HEADERS, media_type=_MEDIA_TYPES[".html"])
 
 
 @router.get("/assets/{name}")
@@ -55,11 +68,7 @@ async def asset(request: Request, _state: State) -> Response:
     name = request.path_params["name"]
     if name not in files:
         raise NotFound("the page has no file of this name", code="not_found")
-    return await _response_of(files[name])
-
-
-async def _response_of(file: Path) -> Response:
     # Read before the response starts: a FileResponse fails in the middle of the response if the
     # file cannot be opened.
-    content = await asyncio.to_thread(file.read_bytes)
-    return Response(content, headers=_HEADERS, media_type=_MEDIA_TYPES[file.suffix])
+    content = await asyncio.to_thread(files[name].read_bytes)
+    return Response(content, headers=_HEADERS, media_type=_MEDIA_TYPES[files[name].suffix])

@@ -12,7 +12,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from models.artifact import Artifact
-from tests.service.debug.page.browsing import (
+from tests.service.page.browsing import (
     CAT,
     FELINE,
     Browser,
@@ -28,7 +28,7 @@ from tests.service.debug.page.browsing import (
     type_text,
     until,
 )
-from tests.service.debug.page.conftest import served
+from tests.service.page.conftest import served
 
 # A browser and torch may start slowly: the timeout only bounds a hang.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -14,7 +14,7 @@ from models.artifact import Artifact
 from service.app import create_app
 from service.settings import Settings
 from tests.service.debug.held_worker import held
-from tests.service.debug.page.browsing import (
+from tests.service.page.browsing import (
     CAT,
     Browser,
     find,

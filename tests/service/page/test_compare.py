@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 from selenium.webdriver.support.ui import Select
 
-from tests.service.debug.page.browsing import (
+from tests.service.page.browsing import (
     Browser,
     cells,
     find,

@@ -1,0 +1,1 @@
+"""The web page of explanations, which needs nothing but the serving process."""
