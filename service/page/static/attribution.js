@@ -31,14 +31,14 @@ const SIGNS = "Positive scores speak for the document, negative ones for the oth
 const textsOf = (body) => [body.text, body.text_pair, body.target.versus];
 
 // Rows of units with scores, one for each text.
-export function rowsOf({ body, result }, kind) {
+function rowsOf({ body, result }, kind) {
   return byText(unitsOf(result.tokens, result.words, textsOf(body), kind)).map((inputs) =>
     // A query that is read with each of two documents has the sum of its scores.
     inputs[0].map((unit, index) => ({ ...unit, score: inputs.reduce((sum, row) => sum + total(row[index], result.scores), 0) })));
 }
 
 // The chips of every text; `names` are the names of the texts.
-export function passages(rows, names, isSigned = true) {
+function passages(rows, names, isSigned = true) {
   const scale = largest(rows.flat().map(({ score }) => score));
   return rows.map((row, index) => {
     const sum = row.filter(({ text }) => text !== null).reduce((all, { score }) => all + score, 0);
@@ -49,7 +49,7 @@ export function passages(rows, names, isSigned = true) {
   });
 }
 
-export function rowLegend(rows, isSigned) {
+function rowLegend(rows, isSigned) {
   return legend(largest(rows.flat().map(({ score }) => score)), isSigned);
 }
 
@@ -70,12 +70,10 @@ export function drawAttribution(runs, inputs, { kind }) {
   return [...articles, ...alignmentTables(runs[0])];
 }
 
-export const namesOf = (kind) => TEXTS[kind] ?? [];
-
 const MOST = 12;
 
 // The units by size of their scores.
-export function ranking(rows, names) {
+function ranking(rows, names) {
   const units = rows.flatMap((row, index) => row.map((unit) => ({ ...unit, name: names?.[index] })));
   const best = units.sort((left, right) => Math.abs(right.score) - Math.abs(left.score)).slice(0, MOST);
   return table(`Top ${best.length} of ${units.length} by size of the score`, ["Word or token", ...(names ? ["Text"] : []), "Score"],
@@ -105,7 +103,7 @@ const VALUES = {
   margin: () => "margin (difference of similarities)",
 };
 
-export const valueName = (target, result) => VALUES[target.type]?.(target, result) ?? "value";
+const valueName = (target, result) => VALUES[target.type]?.(target, result) ?? "value";
 
 export function totals(result, target) {
   const complete = result.completeness;

@@ -12,7 +12,7 @@ export function drawComparison(runs, inputs, model) {
   const find = (key) => runs.find((run) => run.key === key);
   const [first, second] = [0, 1].map((index) => find(`vectors${index}`)?.result?.embeddings);
   if (!first || !second) return [];
-  const names = [model.model.name, find("vectors1").body.model];
+  const names = [model.name, find("vectors1").body.model];
   const texts = find("vectors0").body.inputs;
   const [left, right] = [first, second].map((vectors, index) => similarities(vectors, names[index]));
   const problems = runs.filter(({ problem }) => problem).map(({ problem }) => muted(problem));
@@ -26,7 +26,7 @@ export function drawComparison(runs, inputs, model) {
 
 // Each model compares its vectors by the similarity that it declares.
 function similarities(vectors, name) {
-  const { compare } = SIMILARITIES[state.models.find((model) => model.name === name)?.similarity] ?? SIMILARITIES.cosine;
+  const compare = SIMILARITIES[state.models.find((model) => model.name === name)?.similarity] ?? SIMILARITIES.cosine;
   return vectors.map((a) => vectors.map((b) => compare(a, b)));
 }
 

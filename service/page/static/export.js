@@ -26,7 +26,7 @@ const EXPORTS = {
 // The page's URL with the model's name, which is not in the URL of the default model.
 function link(name) {
   const url = new URL(location.href);
-  url.search = `?model=${encodeURIComponent(state.model.model.name)}`;
+  url.search = `?model=${encodeURIComponent(state.model.name)}`;
   url.hash = String(new URLSearchParams({ tab: name, ...Object.fromEntries(changedInputs()), run: "1" }));
   return url.href;
 }
@@ -39,7 +39,7 @@ const finite = (value) => {
 
 function record(name) {
   return {
-    model: state.model.model,
+    model: state.model.info,
     runs: sections[name].runs.map(({ path, body, result, problem }) => ({ path, request: body, response: result, problem })),
   };
 }

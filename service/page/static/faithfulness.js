@@ -1,27 +1,39 @@
-// Whether the scores find the words that matter: removing them, and keeping only them.
+// Whether scores agree with deletion: in sign and order, and of the words with the highest scores.
 
 import { details, element, mark, percent, shown, signed } from "./dom.js";
 import { number, table } from "./tables.js";
 
+// Lowest rank correlation of scores that order the words as deletion does.
+const SIMILAR_ORDER = 0.7;
+
+// True, false, or null without a correlation; `opposite` are words that matter whose signs differ.
+export function agrees({ rank_correlation: order, opposite_signs: share }, opposite = []) {
+  if (opposite.length || share > 0) return false;
+  return Number.isFinite(order) ? order >= SIMILAR_ORDER : null;
+}
+
 const VERDICTS = {
-  2: [true, "The named words matter more than random ones, in both tests."],
-  1: [null, "The named words matter more than random ones in one test of two: take the scores with care."],
-  0: [false, "The named words matter no more than random ones: do not rely on the scores."],
+  2: [true, "The words with the highest scores matter more than random ones, in both tests."],
+  1: [null, "The words with the highest scores matter more than random ones in one test of two."],
+  0: [false, "The words with the highest scores matter no more than random ones."],
 };
 
-export function faithfulness({ faithfulness: measured }, ofText = "") {
+export function faithfulness({ faithfulness: measured }, ofText = "", opposite = []) {
   if (!measured) return [];
-  const { units, points, comprehensiveness, sufficiency, random } = measured;
+  const { units, points, comprehensiveness, sufficiency, random, rank_correlation: order, opposite_signs: share } = measured;
   const wins = (comprehensiveness > random.comprehensiveness) + (sufficiency < random.sufficiency);
   const [passes, verdict] = VERDICTS[wins];
   return [element("div", { className: "faithfulness" },
-    element("p", {}, element("strong", {}, `Faithfulness${ofText}: `), mark(passes, [verdict, verdict, verdict])),
-    table("Mean fall of the value; good: large if removed, small if kept", ["Test", "Highest scores", "Random words"], [
-      [`${units} removed`, number(comprehensiveness), number(random.comprehensiveness)],
-      [`only these ${units} kept`, number(sufficiency), number(random.sufficiency)],
-    ]),
-    details("How it was measured",
-      element("p", { className: "muted" }, "The model runs on the text without the words, and on these words alone. "
+    ...(Number.isFinite(order) ? [element("p", {}, element("strong", {}, `Scores${ofText}: `),
+      mark(agrees(measured, opposite), ["they agree with deletion", "they do not agree with deletion", ""]),
+      `. Their rank correlation with deletion is ${shown(order, 2)}${Number.isFinite(share) ? `, and ${percent(share)} of the ${units} that matter have the opposite sign` : ""}.`)] : []),
+    details(`How the scores${ofText} were measured`,
+      element("p", {}, mark(passes, [verdict, verdict, verdict])),
+      table("Mean fall of the value; good: large if removed, small if kept", ["Test", "Highest scores", "Random words"], [
+        [`${units} removed`, number(comprehensiveness), number(random.comprehensiveness)],
+        [`only these ${units} kept`, number(sufficiency), number(random.sufficiency)],
+      ]),
+      element("p", { className: "muted" }, "The reference model runs on the text without the words, and on these words alone. "
         + "The table above has the means over the shares below. “Random” is the mean of five random orders of the words."),
       table("Fall of the value, by share of the text", ["Share", `Removed or kept ${units}`, "Without them", "With them alone"],
         points.map((point) => [number(point.share, percent(point.share)), number(point.count, String(point.count)),

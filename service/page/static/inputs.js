@@ -35,7 +35,7 @@ export function restore(address) {
 }
 
 function setValue(input, value) {
-  // The choices are unknown until the request for the capabilities has returned.
+  // The choices are unknown until the model's description has arrived.
   if (input.tagName === "SELECT" && value && ![...input.options].some((option) => option.value === value)) {
     input.append(element("option", {}, value));
   }
@@ -52,24 +52,35 @@ export function showConditional() {
   }
 }
 
+// The choices of what the model has, such as labels or layers.
 export function showChoices(choicesOf) {
   for (const select of document.querySelectorAll("[data-choices]")) {
     const { value } = select;
     const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
-    select.replaceChildren(...none, ...choicesOf[select.dataset.choices].map((choice) => element("option", {}, choice)));
+    const choices = choicesOf[select.dataset.choices];
+    if (!choices) continue;
+    select.replaceChildren(...none, ...choices.map((choice) => element("option", {}, choice)));
     setValue(select, value);
   }
 }
 
 // Show the inputs that a kind of model has, with its initial values.
-export function showKind(model, initial) {
-  for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(model.kind);
-  for (const option of document.querySelectorAll("[name=target] option")) {
-    const isCosine = option.value === "similarity" && model.similarity === "cosine"; // two names of one target
-    if (isCosine || !model.targets.includes(option.value)) option.remove();
+export function showKind(kind, initial) {
+  for (const part of document.querySelectorAll("[data-for]")) part.hidden = !part.dataset.for.split(" ").includes(kind);
+  Object.assign(defaults, initial);
+}
+
+// Offer the targets of the gradient routes; the initial one is the first.
+export function showTargets({ similarity, gradients: { targets } }) {
+  const select = inputOf("target");
+  const isInitial = select.value === defaults.target;
+  for (const option of [...select.options]) {
+    const isCosine = option.value === "similarity" && similarity === "cosine"; // two names of one target
+    if (isCosine || !targets.includes(option.value)) option.remove();
   }
-  byId("target").hidden = model.targets.length === 1;
-  Object.assign(defaults, { target: model.targets[0] }, initial);
+  byId("target").hidden = targets.length === 1;
+  [defaults.target] = targets;
+  if (isInitial || select.selectedIndex === -1) select.value = defaults.target;
 }
 
 const inputOf = (name) => named.find((input) => input.name === name);

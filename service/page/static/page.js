@@ -3,16 +3,17 @@
 import { check, checkSoon } from "./cost.js";
 import { byId, element } from "./dom.js";
 import { connectExports } from "./export.js";
-import { changedInputs, inputs, onInput, restore, showChoices, showConditional, showKind } from "./inputs.js";
+import { changedInputs, inputs, onInput, restore, showChoices, showConditional, showKind, showTargets } from "./inputs.js";
+import { HAS_GRADIENTS, loadGradients, servedModel } from "./model.js";
 import { DEFAULTS } from "./questions.js";
-import { ask, MODEL, Problem, servedModels } from "./request.js";
-import { checkStale, onResults, redraw, run } from "./runs.js";
+import { MODEL, Problem, servedModels } from "./request.js";
+import { checkStale, onResults, redraw, run, runSecond } from "./runs.js";
 import { SECTIONS } from "./sections.js";
 import { key, part, sections, state } from "./state.js";
 import { connectWhatIf, showWhatIf } from "./whatif.js";
 
 const KEY = "vitrine-key";
-// A URL with a result runs it again, up to this cost in token steps.
+// A URL with a result runs it again, up to this cost in token steps of gradients.
 const CHEAP = 50_000;
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
@@ -30,7 +31,23 @@ function readAddress() {
   const address = new URLSearchParams(location.hash.slice(1));
   restore(address);
   const tab = address.get("tab");
-  show(Object.hasOwn(SECTIONS, tab) && !byId(`tab-${tab}`).hidden ? tab : "explain");
+  show(Object.hasOwn(SECTIONS, tab) && isOffered(tab) ? tab : "explain");
+}
+
+// Whether the model has a section. Those of gradients are offered until it is known that there are none.
+function isOffered(name) {
+  const { kinds, route } = SECTIONS[name];
+  const { model } = state;
+  if (kinds && model && !kinds.includes(model.kind)) return false;
+  return !route || (HAS_GRADIENTS && !model?.problem && (!model?.gradients || model.gradients.routes.includes(route)));
+}
+
+const isReady = (name) => state.model !== null && (!SECTIONS[name].route || state.model.gradients !== null);
+
+function showTabs() {
+  for (const tab of tabs) tab.hidden = !isOffered(nameOf(tab));
+  byId("entries").hidden = !tabs.some((tab) => !tab.hidden && SECTIONS[nameOf(tab)].entry === "defect");
+  for (const name of Object.keys(SECTIONS)) part(name, "go").disabled = !isReady(name);
 }
 
 // Results of a URL, and of the example, are computed at once if they are cheap.
@@ -38,7 +55,7 @@ async function runAddress() {
   const address = new URLSearchParams(location.hash.slice(1));
   const name = state.current;
   const isAsked = address.has("run") || (location.hash === "" || !address.has("tab"));
-  if (!isAsked || !SECTIONS[name].isCheap) return;
+  if (!isAsked || !isReady(name) || !SECTIONS[name].isCheap) return;
   const cost = SECTIONS[name].hasDryRun ? await check(name) : 0;
   if (cost !== null && cost <= CHEAP) await run(name);
 }
@@ -54,9 +71,6 @@ function show(name) {
     tab.tabIndex = chosen ? 0 : -1;
     byId(nameOf(tab)).hidden = !chosen;
   }
-  const hasUnits = ["explain", "attribute"].includes(name);
-  byId("units").hidden = !hasUnits || !sections[name].runs.length;
-  if (hasUnits) part(name, "result").before(byId("units"));
   changed();
 }
 
@@ -75,18 +89,21 @@ function prepare(name, { button }) {
   connectExports(name);
 }
 
-async function showCapabilities() {
+// The first answer needs the serving process alone; gradients are added when their process has started.
+async function showModel() {
   try {
-    const values = await ask("debug/capabilities", null, key());
-    byId("unavailable").textContent = "";
-    byId("model").textContent = `${values.model.name} (${values.kind}) on ${values.device}, torch ${values.torch}`;
+    const model = await servedModel(key());
     const isFirst = state.model === null;
-    state.model = values;
-    showChoices(values);
-    if (isFirst) showKindOfModel();
-    for (const button of document.querySelectorAll(".go")) button.disabled = false;
+    state.model = model;
+    byId("unavailable").textContent = "";
+    byId("model").textContent = `${model.name} (${model.kind}) on ${model.info.engine}, ${model.info.precision}`;
     await showModels();
-    if (isFirst) await runAddress();
+    if (model.kind === "tags") return showUnexplained();
+    showChoices(model);
+    showKind(model.kind, DEFAULTS[model.kind]);
+    showTabs();
+    if (isFirst) readAddress();
+    await Promise.all([isFirst && runAddress(), HAS_GRADIENTS && showGradients(model)]);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     byId("model").textContent = "";
@@ -96,22 +113,35 @@ async function showCapabilities() {
   }
 }
 
+async function showGradients(model) {
+  await loadGradients(model, key());
+  if (state.model !== model) return;
+  if (model.gradients) {
+    showChoices(model.gradients);
+    showTargets(model);
+  }
+  byId("second-options").hidden = !model.gradients || model.kind === "sparse";
+  showTabs();
+  if (!isOffered(state.current)) show("explain");
+  changed();
+  await Promise.all([runSecond("explain"), sections[state.current].runs.length || sections[state.current].isRunning || runAddress()]);
+}
+
+function showUnexplained() {
+  byId("unexplained").hidden = false;
+  for (const part of document.querySelectorAll("#entries, [role=tablist], .texts, [role=tabpanel]")) part.hidden = true;
+}
+
 // With several models, link to the page of each, and offer the others for comparison.
 async function showModels() {
   const models = state.models = await servedModels(key());
-  const chosen = MODEL ?? state.model?.model.name;
+  const chosen = MODEL ?? state.model?.name;
   byId("models").replaceChildren(...(models.length < 2 ? [] : models.map(({ name }) =>
     element("a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === chosen } }, name))));
   const others = document.querySelector("[name=other]");
   const { value } = others;
   others.replaceChildren(...models.filter(({ name }) => name !== chosen).map(({ name }) => element("option", {}, name)));
   if ([...others.options].some((option) => option.value === value)) others.value = value;
-}
-
-function showKindOfModel() {
-  showKind(state.model, DEFAULTS[state.model.kind]);
-  for (const tab of tabs) tab.hidden = !state.model.routes.includes(SECTIONS[nameOf(tab)].route);
-  readAddress();
 }
 
 function openEntry(entry) {
@@ -147,21 +177,21 @@ onInput(({ name }) => {
   writeAddress();
 });
 onResults((name) => {
-  byId("units").hidden = !["explain", "attribute"].includes(state.current) || !sections[state.current].runs.length;
-  if (name === "explain") showWhatIf(sections.explain.runs, inputs(), state.model);
+  if (name === "explain") showWhatIf(sections.explain.runs, sections.explain.inputs, state.model);
   if (name === state.current) writeAddress();
 });
 connectWhatIf(() => writeAddress());
 addEventListener("hashchange", readAddress);
 addEventListener("keydown", (event) => {
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && state.model !== null) run(state.current);
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && isReady(state.current)) run(state.current);
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(state.current));
 byId("key").value = sessionStorage.getItem(KEY) ?? "";
 byId("key").addEventListener("change", () => {
   sessionStorage.setItem(KEY, byId("key").value);
-  showCapabilities();
+  showModel();
   changed();
 });
+showTabs();
 readAddress();
-showCapabilities();
+showModel();

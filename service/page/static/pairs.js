@@ -4,15 +4,14 @@ import { diverging } from "./colours.js";
 import { card, element, facts, listed, mark, percent, raw, shown } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { number, table } from "./tables.js";
-import { chips, largest, legend, unitsOf } from "./tokens.js";
+import { chips, isWord, largest, legend, unitsOf } from "./tokens.js";
 
 const MOST_PAIRS = 12;
-export const isWord = ({ text, content }) => text !== null && /[\p{L}\p{N}]/u.test(content);
 
-// The units of both texts, and their contributions: sums over the tokens of each unit.
-export function pairsOf({ body, result }, kind) {
-  const a = unitsOf(result.tokens_a, result.words_a, [body.a], kind);
-  const b = unitsOf(result.tokens_b, result.words_b, [body.b], kind);
+// The words of both texts, and their contributions: sums over the tokens of each word.
+function pairsOf({ body, result }) {
+  const words = (side) => unitsOf(result[`tokens_${side}`], result[`words_${side}`], [body[side].text ?? body[side]], "words");
+  const [a, b] = ["a", "b"].map(words);
   const matrix = a.map((left) => b.map((right) =>
     left.tokens.reduce((sum, i) => right.tokens.reduce((inner, j) => inner + result.matrix[i][j], sum), 0)));
   return { a, b, matrix, ranked: rankedPairs(a, b, matrix) };
@@ -31,16 +30,9 @@ function rankedPairs(a, b, matrix) {
   return [...found.values()].sort((first, second) => second.value - first.value);
 }
 
-// The strongest pairs, in a sentence.
-export function pairSentence({ ranked }) {
-  const best = ranked.filter(({ left, right, value }) => value > 0 && isWord(left) && isWord(right)).slice(0, 3);
-  if (!best.length) return "No pair of words makes the texts more similar.";
-  return `The strongest pairs of words are ${listed(best.map(({ left, right }) => `“${left.content}” with “${right.content}”`))}.`;
-}
-
 // The words with the strongest pairs, and all pairs.
-export function pairCards(run, kind, similarity) {
-  const pairs = pairsOf(run, kind);
+export function pairCards(run, similarity) {
+  const pairs = pairsOf(run);
   const scale = largest(pairs.matrix.flat());
   const map = heatmap(pairs.a, pairs.b, pairs.matrix);
   const partners = element("p", { className: "partners muted" }, "Point at a word, or move with the arrow keys, to see its exact number and its partners in the other text.");

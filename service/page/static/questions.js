@@ -7,7 +7,7 @@ import { UNRELATED } from "./reading.js";
 export const TARGETS = {
   cosine: (inputs) => ({ type: "cosine", text: inputs.b }),
   similarity: (inputs) => ({ type: "similarity", text: inputs.b }),
-  margin: (inputs) => ({ type: "margin", positive: inputs.b, negative: inputs.negative }),
+  margin: (inputs) => ({ type: "margin", positive: inputs.b, negative: inputs.c }),
   dot: (inputs) => ({ type: "dot", vector: vectors(inputs.vector).flat() }),
   norm: () => ({ type: "norm" }),
   dim: (inputs) => ({ type: "dim", index: Number(inputs.dimension) }),
@@ -21,13 +21,12 @@ const QUERY = { a: "Where did the cat sit?", b: "The cat sat on the mat." };
 // MaxSim has kinks, which take many evaluations at a small tolerance.
 const KINKS = { tolerance: "0.05", evaluations: "512", "explain-tolerance": "0.05", "explain-evaluations": "512" };
 
-// Initial values of the inputs, where they differ from those in index.html, by kind of model. The initial target is
-// the first of the model.
+// Initial values of the inputs, where they differ from those in index.html, by kind of model.
 export const DEFAULTS = {
   embedding: {},
   reranker: QUERY,
   classifier: { a: "What a wonderful day!", b: "" },
-  sparse: {},
+  sparse: QUERY,
   multi: { ...QUERY, ...KINKS },
 };
 
@@ -43,84 +42,56 @@ export function parsedRows(text) {
   }
 }
 
-// The first request has the first picture; the others follow in order of their cost.
+// Words of longer texts cost too much, and say little each.
+const MANY_WORDS = 60;
+
+function unitsOf({ by, a, b, c }) {
+  if (by !== "auto") return by;
+  const segments = new Intl.Segmenter(undefined, { granularity: "word" }).segment(`${a} ${b} ${c}`);
+  return [...segments].filter(({ isWordLike }) => isWordLike).length > MANY_WORDS ? "auto" : "words";
+}
+
+// Raw scores of a reranker are logits, which are not squeezed at the ends as their sigmoid is.
+export const scoreBody = (query, documents, { kind }) =>
+  ({ queries: query, documents, ...(kind === "reranker" && { raw_scores: true }) });
+
+export const classifyBody = ({ a, b }) => ({ inputs: [b ? [a, b] : a] });
+
+// The explanation by deletion, from the serving process.
 export function explainRequests(inputs, model) {
-  return model.kind === "embedding" ? similarityRequests(inputs, model) : [...served(inputs, model), targetRequest(inputs, model)];
-}
-
-function similarityRequests(inputs, { similarity, routes }) {
-  const options = { tolerance: Number(inputs["explain-tolerance"]), max_evaluations: Number(inputs["explain-evaluations"]) };
-  const fields = { "/tolerance": "explain-tolerance", "/max_evaluations": "explain-evaluations" };
-  const attribution = (key, text, other) => ({
-    key,
-    name: `integrated gradients of text ${key.toUpperCase()}`,
-    path: "debug/attribute",
-    fields: { ...fields, "/text": key, "/target/text": key === "a" ? "b" : "a" },
-    body: { text, target: { type: similarity === "cosine" ? "cosine" : "similarity", text: other }, ...options, faithfulness: "words" },
-  });
-  const pair = {
-    key: "pair",
-    name: "pairs of words",
-    path: "debug/attribute/pair",
-    fields: { ...fields, "/a": "a", "/b": "b", "/layer": "pair-layer", "/baseline": "pair-baseline" },
-    body: { a: inputs.a, b: inputs.b, layer: inputs["pair-layer"], baseline: inputs["pair-baseline"], ...options },
-  };
-  return [
-    ...(routes.includes("attribute/pair") ? [pair] : []),
-    {
-      key: "reference",
-      name: "unrelated texts",
-      path: "encode",
-      isOptional: true,
-      body: { inputs: [inputs.a, inputs.b, ...UNRELATED] },
-    },
-    attribution("a", inputs.a, inputs.b),
-    attribution("b", inputs.b, inputs.a),
-  ];
-}
-
-// The result of the served model, where it has a route for it.
-function served(inputs, { kind }) {
-  const request = { key: "served", name: "served model", isOptional: true };
-  if (kind === "classifier") return [{ ...request, path: "classify", body: { inputs: [inputs.b ? [inputs.a, inputs.b] : inputs.a] } }];
-  if (kind === "sparse") return [];
+  const by = unitsOf(inputs);
+  if (model.kind === "classifier") {
+    return [{
+      key: "deletion", name: "explanation", path: "classify", fields: { "/inputs": "a", "/explain/label": "label", "/explain": "by" },
+      body: { ...classifyBody(inputs), explain: { by, label: inputs.label || null } },
+    }];
+  }
   const documents = inputs.c ? [inputs.b, inputs.c] : [inputs.b];
-  return [{ ...request, path: "score", body: { queries: inputs.a, documents, ...(kind === "reranker" && { raw_scores: true }) } }];
-}
-
-function targetRequest(inputs, model) {
-  return {
-    key: "target",
-    name: "integrated gradients",
-    path: "debug/attribute",
-    fields: {
-      "/text": "a", "/text_pair": "b", "/target/label": "label", "/target/versus": model.kind === "classifier" ? "versus" : "c",
-      "/target/token": "token", "/tolerance": "explain-tolerance", "/max_evaluations": "explain-evaluations",
-    },
-    body: {
-      text: inputs.a,
-      ...secondText(inputs, model),
-      target: TARGETS[model.targets[0]](inputs),
-      tolerance: Number(inputs["explain-tolerance"]),
-      max_evaluations: Number(inputs["explain-evaluations"]),
-      faithfulness: "words",
-    },
+  const explained = {
+    key: "deletion", name: "explanation", path: "score",
+    fields: { "/queries": "a", "/documents/0": "b", "/documents/1": "c", "/documents": "b", "/explain": "by" },
+    body: { ...scoreBody(inputs.a, documents, model), explain: { by, of: "both" } },
   };
+  const reference = {
+    key: "reference", name: "similarity to unrelated texts", path: "score", isOptional: true,
+    body: scoreBody(inputs.a, [...UNRELATED, inputs.a], model),
+  };
+  return model.kind === "embedding" ? [explained, reference] : [explained];
 }
 
-// Vectors of the same texts from both models, and their token vectors after each layer.
+// Vectors of the same texts from both models and, with gradient routes, their token vectors after each layer.
 export function compareRequests(inputs, model) {
   const texts = lines(inputs["compare-texts"]);
   if (!inputs.other) return [];
-  return [model.model.name, inputs.other].flatMap((name, index) => [
+  return [model.name, inputs.other].flatMap((name, index) => [
     {
       key: `vectors${index}`, name: `vectors of ${name}`, path: "encode", fields: { "/inputs": "compare-texts", "/model": "other" },
       body: { model: name, inputs: texts },
     },
-    {
+    ...(model.gradients ? [{
       key: `activations${index}`, name: `layers of ${name}`, path: "debug/activations", isOptional: true,
       fields: { "/texts": "compare-texts", "/model": "other" },
-      body: { model: name, texts, taps: model.layers, reduction: "mean", format: "safetensors" },
-    },
+      body: { model: name, texts, taps: model.gradients.layers, reduction: "mean", format: "safetensors" },
+    }] : []),
   ]);
 }

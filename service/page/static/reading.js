@@ -24,18 +24,17 @@ const sum = (a, b, term) => a.reduce((all, value, index) => all + term(value, b[
 const dot = (a, b) => sum(a, b, (x, y) => x * y);
 export const cosine = (a, b) => dot(a, b) / Math.sqrt(dot(a, a) * dot(b, b));
 
-// The similarities that a model can declare, with a name to follow "a", of two served vectors.
+// How vectors are compared, by the similarity that their model declares.
 export const SIMILARITIES = {
-  cosine: { name: "cosine", compare: cosine },
-  dot: { name: "dot product", compare: dot },
-  euclidean: { name: "negative Euclidean distance", compare: (a, b) => -Math.sqrt(sum(a, b, (x, y) => (x - y) ** 2)) },
-  manhattan: { name: "negative Manhattan distance", compare: (a, b) => -sum(a, b, (x, y) => Math.abs(x - y)) },
+  cosine,
+  dot,
+  euclidean: (a, b) => -Math.sqrt(sum(a, b, (x, y) => (x - y) ** 2)),
+  manhattan: (a, b) => -sum(a, b, (x, y) => Math.abs(x - y)),
 };
 
-// The similarity of text A to unrelated texts on average, and to itself. The first vector is text
-// A's, the second text B's, then those of UNRELATED.
-export function landmarks([a, , ...others], { compare }) {
-  return { unrelated: others.reduce((all, vector) => all + compare(a, vector), 0) / others.length, itself: compare(a, a) };
+// The similarity of text A to unrelated texts on average, and to itself, which is the last of the scores.
+export function landmarks(scores) {
+  return { unrelated: scores.slice(0, -1).reduce((sum, score) => sum + score, 0) / UNRELATED.length, itself: scores.at(-1) };
 }
 
 const plain = (value) => value.toFixed(2).replace("-", "−");
@@ -46,12 +45,12 @@ export function band(similarity, unrelated) {
 }
 
 // Other similarities than the cosine have no scale: the similarity to itself is not the highest.
-export function similarityReading(value, similarity, known, sentence) {
-  const isCosine = similarity === SIMILARITIES.cosine;
-  return headline(shown(value), isCosine ? "cosine similarity" : similarity.name,
+export function similarityReading(value, name, known, ...sentences) {
+  const isCosine = name.startsWith("cosine");
+  return headline(shown(value), name,
     known && isCosine ? `These texts are ${band(value, known.unrelated)}, for this model.` : "",
-    known ? `For this model, text A has a ${similarity.name} of ${plain(known.unrelated)} with ${UNRELATED.length} unrelated texts on average, and of ${isCosine ? 1 : plain(known.itself)} with itself.` : "",
-    sentence, known && isCosine ? scale(value, known.unrelated) : "");
+    known ? `For this model, text A has a ${name} of ${plain(known.unrelated)} with ${UNRELATED.length} unrelated texts on average, and of ${plain(known.itself)} with itself.` : "",
+    ...sentences, known && isCosine ? scale(value, known.unrelated) : "");
 }
 
 // A line from −1 to 1 with the similarity and that of unrelated texts.
@@ -69,7 +68,7 @@ export function headline(figure, name, ...content) {
     element("div", { className: "reading" }, ...content.filter(Boolean).map((part) => (part instanceof Node ? part : element("p", {}, part)))));
 }
 
-// The checks of the latest results: parity with the served model, completeness, finite numbers.
+// The checks of gradients: parity with the served model, completeness, finite numbers.
 export function checks(results, kind) {
   const parities = results.flatMap(({ parity }) => parity ?? []);
   const integrals = results.flatMap(({ completeness }) => completeness ?? []);
@@ -92,5 +91,6 @@ export const CHECKS = {
   "Same result": "The explained reference model has the vectors, or logits, of the served model.",
   Sum: "The result of the baseline (a text of padding, if not chosen) and the scores add up to the result, within the tolerance.",
   Finite: "No number is NaN or infinite.",
+  "Agrees with deletion": "No word that matters has another sign in integrated gradients than left out, and the order of the words is similar.",
 };
 

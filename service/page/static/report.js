@@ -57,7 +57,7 @@ export function reportOf(name, record, link) {
       element("div", {}, element("dt", {}, label), element("dd", {}, value)))),
     part(name, "lamps").cloneNode(true),
     ...contents(name),
-    element("p", { className: "muted" }, `Version ${state.model.model.version}; requests and responses are in this file, in the element “data”.`)), data);
+    element("p", { className: "muted" }, `Model ${state.model.info.identity}; requests and responses are in this file, in the element “data”.`)), data);
   return `<!doctype html>\n${file.documentElement.outerHTML}`;
 }
 

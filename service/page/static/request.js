@@ -10,6 +10,14 @@ export class Problem extends Error {
 
 // The model in the page's own URL, /debug?model=...; null: the service's default model.
 export const MODEL = new URLSearchParams(location.search).get("model");
+
+// The path of GET /info or of the capabilities, for this model.
+export function servedPath(path) {
+  if (MODEL === null) return path;
+  const name = MODEL.split("/").map(encodeURIComponent).join("/");
+  return path === "info" ? `models/${name}/info` : `${path}?model=${encodeURIComponent(MODEL)}`;
+}
+
 const named = (body) => (MODEL === null ? body : { model: MODEL, ...body });
 
 // Return the JSON, or the bytes, of a route such as "debug/attribute".
@@ -17,10 +25,7 @@ export async function ask(path, body, key, signal) {
   const headers = { ...(body && { "Content-Type": "application/json" }), ...(key && { Authorization: `Bearer ${key}` }) };
   let response;
   try {
-    const query = body || MODEL === null ? "" : `?model=${encodeURIComponent(MODEL)}`;
-    response = await fetch(`${path}${query}`, {
-      method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(named(body)),
-    });
+    response = await fetch(path, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(named(body)) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem("The service could not be reached: it is down, or the connection was interrupted");

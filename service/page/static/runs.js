@@ -17,33 +17,68 @@ const durations = {};
 const listeners = [];
 export const onResults = (listener) => listeners.push(listener);
 
-// The requests of a section.
-const requestsOf = (name) => SECTIONS[name].requests(inputs(), state.model);
-const bodiesOf = (requests) => JSON.stringify(requests.map(({ path, body }) => [path, body]));
+const requestsOf = (name, values) => SECTIONS[name].requests(values, state.model);
+const secondOf = (name, values) => SECTIONS[name].second?.(values, state.model, sections[name].runs) ?? [];
 
 export async function run(name) {
   const section = sections[name];
   section.controller?.abort();
-  const controller = new AbortController();
-  Object.assign(section, { runs: [], asked: null, controller });
+  Object.assign(section, { runs: [], inputs: inputs(), controller: new AbortController(), isRunning: true, isSecond: false });
   begin(name);
-  const stopClock = clock(name, section);
+  const { controller } = section;
+  await inTurn(name, () => {
+    const requests = requestsOf(name, section.inputs);
+    if (!requests.length) throw new Problem(SECTIONS[name].nothing.replace(/\.$/, ""));
+    return requests;
+  }, () => redraw(name));
+  if (section.controller !== controller) return;
+  section.isRunning = false;
+  part(name, "cancel").hidden = true;
+  part(name, "go").disabled = false;
+  byId(name).ariaBusy = "false";
+  checkStale(name);
+  await runSecond(name);
+}
+
+// The second opinion on the results of a section, which does not delay them. It can become available after them.
+export async function runSecond(name) {
+  const section = sections[name];
+  if (section.isRunning || section.isSecond || section.controller?.signal.aborted) return;
+  const requests = secondOf(name, section.inputs);
+  if (requests.length) {
+    section.isSecond = true;
+    section.runs = section.runs.filter(({ isSecond }) => !isSecond);
+    part(name, "cancel").hidden = false;
+    const { controller } = section;
+    await inTurn(name, () => requests, () => redrawSecond(name));
+    if (section.controller !== controller) return;
+    section.isSecond = false;
+    part(name, "cancel").hidden = true;
+  }
+  redrawSecond(name);
+}
+
+async function inTurn(name, requestsNow, draw) {
+  const section = sections[name];
+  const { controller } = section;
+  let stopClock = () => {};
   let current;
   try {
-    const requests = requestsOf(name);
-    section.requests = requests;
-    section.asked = bodiesOf(requests);
-    if (!requests.length) throw new Problem(SECTIONS[name].nothing.replace(/\.$/, ""));
-    for (current of requests) await one(name, section, current, controller.signal);
+    const requests = requestsNow();
+    stopClock = clock(name, section, requests);
+    draw();
+    for (current of requests) {
+      await one(section, current, controller.signal);
+      draw();
+    }
   } catch (error) {
     if (section.controller === controller) showProblem(name, "problem", error, current);
   } finally {
     stopClock();
-    if (section.controller === controller) end(name, section);
   }
 }
 
-async function one(name, section, request, signal) {
+async function one(section, request, signal) {
   section.running = { ...request, started: performance.now() };
   try {
     const result = await ask(request.path, request.body, key(), signal);
@@ -53,7 +88,6 @@ async function one(name, section, request, signal) {
     section.runs.push({ ...request, problem: `The ${request.name} could not be computed: ${error.message}.` });
   }
   durations[request.name] = performance.now() - section.running.started;
-  redraw(name);
 }
 
 function begin(name) {
@@ -67,26 +101,18 @@ function begin(name) {
   byId(name).ariaBusy = "true";
 }
 
-function end(name, section) {
-  section.controller = null;
-  section.running = null;
-  part(name, "cancel").hidden = true;
-  part(name, "go").disabled = false;
-  byId(name).ariaBusy = "false";
-  checkStale(name);
-}
-
-// Show how long the run takes, which request runs, and the estimated share of the whole.
-function clock(name, section) {
+// Show how long the requests take, which one runs, and the estimated share of the whole.
+function clock(name, section, requests) {
   const started = performance.now();
+  const before = section.runs.length;
   const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
   const [panel, bar, text] = [part(name, "progress"), byId(name).querySelector("progress"), part(name, "elapsed")];
   const timer = setInterval(() => {
-    const { running, requests } = section;
+    const { running, runs } = section;
     if (performance.now() - started < PROGRESS_AFTER_MS || !running) return;
     panel.hidden = false;
     const expected = requests.map((request) => durations[request.name]);
-    const done = section.runs.length;
+    const done = runs.length - before;
     // A first run has no durations: each request counts the same.
     const weights = expected.every(Number.isFinite) ? expected : expected.map(() => 1);
     const inside = Math.min(0.95, (performance.now() - running.started) / (durations[running.name] ?? 4000));
@@ -101,39 +127,60 @@ function clock(name, section) {
   };
 }
 
+const resultsOf = ({ runs }) => runs.flatMap(({ result }) => (result && !(result instanceof ArrayBuffer) ? [result] : []));
+
 export function redraw(name) {
-  const { runs } = sections[name];
-  const results = runs.flatMap(({ result }) => (result && !(result instanceof ArrayBuffer) ? [result] : []));
-  part(name, "lamps").replaceChildren(...(results.some(({ wall_ms: time }) => time !== undefined)
-    ? checks(results, state.model.kind).filter(([, passes]) => passes !== null).map(([check, passes, words]) => {
-      const item = lamp(check, passes, words);
-      item.title = CHECKS[check];
-      return item;
-    }) : []));
+  const section = sections[name];
+  const { runs } = section;
   part(name, "exports").hidden = !runs.length;
-  const warnings = [...new Set(results.flatMap((result) => result.warnings ?? []))];
+  const warnings = [...new Set(resultsOf(section).flatMap((result) => result.warnings ?? []))];
   const drawn = runs.some(({ result }) => result) ? SECTIONS[name].draw(runs, inputs(), state.model) : [];
   part(name, "result").replaceChildren(
     ...warnings.map((warning) => element("p", { className: "warning" }, `Warning: ${warning}.`)),
     ...[drawn].flat());
+  redrawSecond(name);
   for (const listener of listeners) listener(name);
+}
+
+// The second opinion has a place of its own in the result: the rest keeps its focus and its edits.
+function redrawSecond(name) {
+  const section = sections[name];
+  const place = part(name, "result").querySelector(".second");
+  if (place) {
+    place.replaceChildren(...SECTIONS[name].drawSecond(section.runs, state.model));
+    place.ariaBusy = String(section.isSecond);
+  }
+  checkStale(name);
 }
 
 // Results of other inputs are marked, and their checks removed.
 export function checkStale(name) {
   const section = sections[name];
-  if (!section.runs.length || section.controller) return;
-  let asked = null;
-  try {
-    asked = bodiesOf(requestsOf(name));
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-  }
-  const isStale = asked !== section.asked;
-  if (isStale === part(name, "result").classList.contains("old")) return;
+  const isStale = section.runs.length > 0 && !section.isRunning && !isCurrent(name, section.inputs);
   part(name, "result").classList.toggle("old", isStale);
   part(name, "stale").hidden = !isStale;
   part(name, "stale").textContent = isStale ? "These results are of other inputs: run again." : "";
-  if (isStale) part(name, "lamps").replaceChildren();
-  else redraw(name);
+  part(name, "lamps").replaceChildren(...(isStale ? [] : lampsOf(name)));
+}
+
+function isCurrent(name, values) {
+  const bodiesOf = (own) => JSON.stringify([...requestsOf(name, own), ...secondOf(name, own)].map(({ path, body }) => [path, body]));
+  try {
+    return bodiesOf(values) === bodiesOf(inputs());
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return false;
+  }
+}
+
+// Only results of the gradient routes have something to check.
+function lampsOf(name) {
+  const gradients = resultsOf(sections[name]).filter(({ wall_ms: time }) => time !== undefined);
+  if (!gradients.length) return [];
+  return [...checks(gradients, state.model.kind), ...(SECTIONS[name].checks?.(sections[name].runs, state.model) ?? [])]
+    .filter(([, passes]) => passes !== null).map(([check, passes, words]) => {
+      const item = lamp(check, passes, words);
+      item.title = CHECKS[check];
+      return item;
+    });
 }

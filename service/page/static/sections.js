@@ -7,11 +7,12 @@ import { drawFlow } from "./flow.js";
 import { drawLayerNorm } from "./layer_norm.js";
 import { drawParity } from "./parity.js";
 import { compareRequests, explainRequests, parsedRows, secondText, TARGETS } from "./questions.js";
+import { drawSecond, secondChecks, secondRequests } from "./second.js";
 import { drawGradient } from "./vjp.js";
 import { lines, vectors } from "./inputs.js";
 
 const TEXT_FIELDS = {
-  "/text": "a", "/text_pair": "b", "/target/text": "b", "/target/positive": "b", "/target/negative": "negative",
+  "/text": "a", "/text_pair": "b", "/target/text": "b", "/target/positive": "b", "/target/negative": "c",
   "/target/vector": "vector", "/target/index": "dimension", "/target/label": "label", "/target/token": "token",
 };
 
@@ -35,14 +36,15 @@ const OBJECTIVES = {
   cotangent: (inputs) => ({ vectors: vectors(inputs.vectors) }),
 };
 
-// `entry`: the part of the page; `route`: the gradient route that the model must have; `isCheap`: a
-// URL with a result runs it again; `hasDryRun`: its requests can be checked before the run; `uses`:
-// whether it uses all texts, text A or none.
+// `entry`: the part of the page; `kinds`: models that it is for, all if absent; `route`: the gradient
+// route that it needs; `isCheap`: a URL with a result runs it again; `hasDryRun`: its requests can be
+// checked before the run; `uses`: whether it uses all texts, text A or none; `second`: requests after
+// the first answer, with their own drawing function and checks.
 export const SECTIONS = {
   explain: {
-    entry: "why", route: "attribute", button: "Explain", isCheap: true, hasDryRun: true,
-    requests: explainRequests,
-    draw: drawExplanation,
+    entry: "why", button: "Explain", isCheap: true,
+    requests: explainRequests, draw: drawExplanation,
+    second: secondRequests, drawSecond, checks: secondChecks,
   },
   attribute: {
     entry: "why", route: "attribute", button: "Attribute", nothing: "Choose at least one method.", isCheap: true, hasDryRun: true,
@@ -68,7 +70,7 @@ export const SECTIONS = {
     draw: drawAttribution,
   },
   compare: {
-    entry: "why", route: "vjp", button: "Compare", uses: () => "none",
+    entry: "why", kinds: ["embedding"], button: "Compare", uses: () => "none",
     nothing: "Choose another model: this service has no other one of this kind.",
     requests: compareRequests,
     draw: drawComparison,

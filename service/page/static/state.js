@@ -3,11 +3,13 @@
 import { byId } from "./dom.js";
 import { SECTIONS } from "./sections.js";
 
-// The capabilities of the served model are null until they have arrived. `models` are all models of the service.
+// The served model is null until its description has arrived. `models` are all models of the service.
 export const state = { model: null, models: [], current: "explain" };
 
-// The runs of each section, the JSON of their requests, and how to cancel them.
-export const sections = Object.fromEntries(Object.keys(SECTIONS).map((name) => [name, { runs: [], asked: null, controller: null }]));
+// The runs of each section, the inputs that they are of, how to cancel them, and whether its first answer, or the
+// second opinion after it, is being computed.
+export const sections = Object.fromEntries(Object.keys(SECTIONS).map((name) =>
+  [name, { runs: [], inputs: null, controller: null, isRunning: false, isSecond: false }]));
 
 // A part of a section that the template `run` in index.html has.
 export const part = (name, className) =>

@@ -7,7 +7,23 @@ import { rove } from "./roving.js";
 // Offsets from the service count code points, but string indices count UTF-16 code units.
 export const slice = (text, { start, end }) => [...text].slice(start, end).join("");
 
+export const isWord = ({ text, content }) => text !== null && /[\p{L}\p{N}]/u.test(content);
+
 const bracketed = (token) => (/^\[.+\]$/.test(token) ? token : `[${token}]`);
+
+// White space of Python's str.strip, by which the service removes words.
+const SPACE = "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
+const [STARTS, ENDS, BLANK] = [`^${SPACE}+`, `${SPACE}+$`, `^${SPACE}*$`].map((pattern) => new RegExp(pattern, "u"));
+
+// The text without units, the last first, by the rule of the service: white space on one side of a unit goes too if
+// white space or an end of the text is on both sides.
+export const without = (text, units) => [...units].sort((one, other) => other.start - one.start).reduce((rest, { start, end }) => {
+  const before = slice(rest, { start: 0, end: start });
+  const after = slice(rest, { start: end });
+  const isSpaced = (!before || ENDS.test(before)) && (!after || STARTS.test(after));
+  const joined = !isSpaced ? before + after : after ? before + after.replace(STARTS, "") : before.replace(ENDS, "");
+  return BLANK.test(joined) ? "" : joined;
+}, text);
 
 // The tokens of a text, or its words and, in their places, the tokens that belong to no word.
 export function unitsOf(tokens, words, texts, kind) {
@@ -57,7 +73,7 @@ export function largest(scores) {
 export function chips(units, name, select = () => {}) {
   const scoreOf = units.map(() => element("span", { className: "score" }));
   const items = units.map((unit, index) => element("li", {
-    className: unit.text === null ? "chip special" : "chip",
+    className: `chip${unit.text === null ? " special" : unit.isSentence ? " sentence" : ""}${unit.isOpposite ? " opposite" : ""}`,
     role: "option",
     aria: { selected: "false" },
   }, element("span", { className: "word" }, unit.content), " ", scoreOf[index]));
@@ -67,7 +83,7 @@ export function chips(units, name, select = () => {}) {
   let scores = [];
   const choose = (index) => {
     items.forEach((item, at) => { item.ariaSelected = String(at === index); });
-    if (index !== null) readout.textContent = `${units[index].content} (${units[index].spelled}): ${raw(scores[index])}`;
+    if (index !== null) readout.textContent = `${units[index].content} (${units[index].spelled}): ${scores[index] === null ? "not measured" : raw(scores[index])}`;
     select(index);
   };
   items.forEach((item, index) => {
@@ -80,10 +96,10 @@ export function chips(units, name, select = () => {}) {
     scores = values;
     const { show } = notation(scale);
     items.forEach((item, index) => {
-      const colours = isSigned ? diverging(values[index], scale) : warmth(scale ? values[index] / scale : 0);
+      const colours = isSigned ? diverging(values[index] ?? 0, scale) : warmth(scale ? values[index] / scale : 0);
       for (const [property, value] of Object.entries(colours)) item.style.setProperty(property, value);
       item.dataset.score = raw(values[index]);
-      scoreOf[index].textContent = show(values[index]);
+      scoreOf[index].textContent = values[index] === null ? "–" : show(values[index]);
     });
   };
   return { node: element("div", { className: "passage-chips" }, list, readout), paint };

@@ -1,14 +1,13 @@
 // Counterfactuals: words struck out or edited, and the result of the served model before and after.
 
-import { rowsOf } from "./attribution.js";
+import { explainedTexts, nameOf } from "./deletion.js";
 import { byId, element, listed, muted, shown, signed } from "./dom.js";
 import { measure } from "./measure.js";
-import { pairsOf } from "./pairs.js";
 import { Problem } from "./request.js";
 import { rove } from "./roving.js";
 import { number, table } from "./tables.js";
 import { key } from "./state.js";
-import { slice } from "./tokens.js";
+import { without } from "./tokens.js";
 
 const MEASURE_AFTER_MS = 250;
 
@@ -17,7 +16,7 @@ const box = byId("whatif");
 const field = (name) => box.querySelector(`[name=${name}]`);
 const outcome = box.querySelector(".outcome");
 const edited = (side) => field(`edited-${side}`);
-// The explained texts, their words with scores, and the inputs that they came from.
+// The explained texts with their units, the inputs that they came from, the model and the name of the result.
 let shownFor = null;
 let changed = () => {};
 let timer;
@@ -25,42 +24,23 @@ let controller = new AbortController();
 
 // Offer the words of an explained result. Edits survive a new run on the same texts.
 export function showWhatIf(runs, inputs, model) {
-  const sides = sidesOf(runs);
   const slot = document.querySelector("#explain .slot");
-  if (!slot || !sides.length) return;
+  if (!slot) return;
+  const deletion = runs.find(({ key: name }) => name === "deletion");
+  const sides = explainedTexts(deletion, model).slice(0, 2).map((text) => ({ ...text, side: text.input, text: text.content }));
   slot.append(box);
   box.hidden = false;
-  shownFor = { sides, inputs, model };
-  for (const { side, text } of sides) {
+  shownFor = { sides, inputs, model, name: nameOf(deletion) };
+  for (const { side, text, by } of sides) {
     const { value, dataset } = edited(side);
-    // The edits in a URL come before the first result; those of another text are obsolete.
-    if (value === "" || (dataset.original ?? text) !== text) reset(side, text);
-    dataset.original = text;
+    const original = `${by}: ${text}`;
+    // The edits in a URL come before the first result; those of another text, or of other units, are obsolete.
+    if (value === "" || (dataset.original ?? original) !== original) reset(side, text);
+    dataset.original = original;
   }
   drawWords();
   update();
 }
-
-// The words of each text, with the sum of their scores if they have been attributed.
-function sidesOf(runs) {
-  const pair = runs.find(({ key: name, result }) => name === "pair" && result);
-  const target = runs.find(({ key: name, result }) => name === "target" && result);
-  const scores = (side) => runs.find(({ key: name, result }) => name === side && result);
-  const words = (row) => row.filter(({ text }) => text !== null);
-  if (pair) {
-    const units = pairsOf(pair, "words");
-    return ["a", "b"].map((side) => ({
-      side, text: pair.body[side], tokens: pair.result[`tokens_${side}`],
-      words: words(scores(side) ? rowsOf(scores(side), "words")[0] : units[side]),
-    }));
-  }
-  if (!target) return [];
-  return rowsOf(target, "words").slice(0, 2).map((row, index) => ({
-    side: "ab"[index], text: [target.body.text, target.body.text_pair][index], tokens: target.result.tokens, words: words(row),
-  }));
-}
-
-const spanOf = ({ tokens }, word) => ({ start: tokens[word.tokens[0]].start, end: tokens[word.tokens.at(-1)].end });
 
 // Indices of the words of a side that are struck out, kept in an input so that the URL has them.
 const struckOf = (side) => field(`struck-${side}`);
@@ -74,13 +54,13 @@ function reset(side, text) {
 function drawWords() {
   box.querySelector(".words").replaceChildren(...shownFor.sides.map((side) => {
     const struck = struckWords(side.side);
-    const buttons = side.words.map((word, index) => {
+    const buttons = side.units.map((word, index) => {
       const button = element("button", { type: "button", className: "strike", aria: { pressed: String(struck.has(index)) } }, word.content);
       button.addEventListener("click", () => {
         if (!struck.delete(index)) struck.add(index);
         button.ariaPressed = String(struck.has(index));
         struckOf(side.side).value = [...struck].join();
-        edited(side.side).value = without(side, struck);
+        edited(side.side).value = without(side.text, side.units.filter((_, at) => struck.has(at)));
         update();
         changed();
       });
@@ -93,21 +73,13 @@ function drawWords() {
   }));
 }
 
-// The text without the struck words, and without the white space that they leave.
-function without(side, struck) {
-  const removed = side.words.filter((_, index) => struck.has(index)).map((word) => spanOf(side, word));
-  const ends = [0, ...removed.map(({ end }) => end)];
-  const starts = [...removed.map(({ start }) => start), [...side.text].length];
-  return ends.map((start, index) => slice(side.text, { start, end: starts[index] })).join("").replace(/\s+/g, " ").trim();
-}
-
 function update() {
   clearTimeout(timer);
   timer = setTimeout(compare, MEASURE_AFTER_MS);
 }
 
 async function compare() {
-  const { sides, inputs, model } = shownFor;
+  const { sides, inputs, model, name: result } = shownFor;
   const problem = box.querySelector(".problem");
   const before = { ...inputs, ...Object.fromEntries(sides.map(({ side, text }) => [side, text ?? ""])) };
   const after = { ...before, ...Object.fromEntries(sides.map(({ side }) => [side, edited(side).value])) };
@@ -115,7 +87,7 @@ async function compare() {
   controller = new AbortController();
   problem.textContent = "";
   try {
-    const measured = await measure(before, after, model, key(), controller.signal);
+    const measured = await measure(before, after, model, result, key(), controller.signal);
     const isEdited = sides.some(({ side }) => before[side] !== after[side]);
     const edits = sides.filter(({ side }) => before[side] !== after[side]).map(({ side }) => `“${after[side]}”`);
     outcome.replaceChildren(
@@ -135,12 +107,15 @@ function row({ name, before, after }) {
   return [name, number(before), number(after), number(after - before, signed(after - before))];
 }
 
-// What the scores of the struck words say about the effect of removing them.
+// What deletion says about the struck words: exact for one of them, if the model reads the whole text.
 function predicted(sides) {
-  const gone = sides.flatMap(({ side, words }) => words.filter((_, index) => struckWords(side).has(index)));
-  if (!gone.length || gone.some(({ score }) => score === undefined)) return [];
-  const sum = gone.reduce((total, { score }) => total + score, 0);
-  return [muted(`The scores of the words that are struck out add up to ${signed(sum)}: their removal was expected to change the result by about ${signed(-sum)}.`)];
+  const gone = sides.flatMap(({ side, units, start, end, text }) => units.filter((_, index) => struckWords(side).has(index))
+    .map((unit) => ({ ...unit, isExact: start === 0 && end === [...text].length })));
+  if (!gone.length || gone.some(({ leftOut, isExact }) => leftOut === null || !isExact)) return [];
+  const sum = gone.reduce((total, { leftOut }) => total + leftOut, 0);
+  return [muted(gone.length === 1
+    ? `“${gone[0].content}” was left out before: the explanation says ${signed(-sum)}.`
+    : `The numbers of the ${gone.length} words that are struck out add up to a change of ${signed(-sum)}. The sum is not exact, because words act together.`)];
 }
 
 export function connectWhatIf(onChange) {

@@ -1,0 +1,137 @@
+// The first answer: what the result is without each word or sentence, measured by the serving process.
+
+import { card, details, element, listed, muted, raw, shown, signed } from "./dom.js";
+import { number, table } from "./tables.js";
+import { isWord, largest, legend, scored, slice } from "./tokens.js";
+
+const DOCUMENTS = ["Query", "Document", "Other document"];
+export const textNames = ({ kind }, isPair) =>
+  kind === "embedding" ? ["Text A", "Text B", "Text C"] : kind === "classifier" ? (isPair ? ["First text", "Second text"] : ["Text"]) : DOCUMENTS;
+
+const SCORES = {
+  cross_encoder: "score (logit)", cosine: "cosine similarity", dot: "dot product",
+  euclidean: "negative Euclidean distance", manhattan: "negative Manhattan distance", maxsim: "MaxSim",
+};
+
+// The name of the explained number, to follow "the".
+export const nameOf = ({ result }) => SCORES[result.kind] ?? `score of ${result.explanations[0].label}`;
+
+// The explained texts with their units. `score` is what is shown, with two documents the part of the difference
+// between their scores; `leftOut` is of the first document's score, as `whole`.
+export function explainedTexts({ body, result }, model) {
+  const [first, other] = result.explanations.map(({ texts }) => texts);
+  const contents = body.queries === undefined ? [body.inputs].flat(2) : [body.queries, ...body.documents];
+  const names = textNames(model, first.length > 1);
+  const named = (explained, index) => ({
+    ...explained, name: names[index], input: "abc"[index], content: contents[index],
+    units: explained.units.map((unit) => shownUnit(unit, contents[index], explained.by)),
+    words: (explained.words ?? []).map((unit) => shownUnit(unit, contents[index], "words")),
+  });
+  const texts = first.map(named);
+  return other ? difference(texts, [other[0], other[1]].map((explained, index) => named(explained, 2 * index))) : texts;
+}
+
+const shownUnit = (unit, content, by) =>
+  ({ ...unit, leftOut: unit.left_out, score: unit.left_out, text: 0, content: slice(content, unit), isSentence: by === "sentences" });
+
+// The words of the query have two effects; those of the other document speak against the document.
+function difference([query, document], [again, other]) {
+  const less = (value, subtracted) => (value === null || (subtracted ?? null) === null ? null : value - subtracted);
+  const minus = (unit) => ({ ...unit, score: less(0, unit.score), alone: less(0, unit.alone) });
+  const both = (units, others) => units.map((unit) => {
+    const twin = others.find(({ start, end }) => start === unit.start && end === unit.end);
+    return { ...unit, score: less(unit.score, twin?.score), alone: less(unit.alone, twin?.alone) };
+  });
+  return [
+    { ...query, units: ranked(both(query.units, again.units)), words: ranked(both(query.words, again.words)) },
+    document,
+    { ...other, units: ranked(other.units.map(minus)), words: ranked(other.words.map(minus)) },
+  ];
+}
+
+function ranked(units) {
+  const order = [...units].sort((one, other) => other.score + other.alone - one.score - one.alone);
+  return units.map((unit) => ({ ...unit, rank: order.indexOf(unit) + 1 }));
+}
+
+export const unitsOf = (texts) => texts.flatMap(({ name, units, words }) => [...units, ...words].map((unit) => ({ ...unit, name })));
+
+export function deletionCard(run, model) {
+  const texts = explainedTexts(run, model);
+  const units = unitsOf(texts);
+  const scale = largest(units.map(({ score }) => score));
+  const [, above, below] = texts;
+  const name = below ? "difference" : nameOf(run);
+  return card(below ? `Which words put ${inSentence(above.name)} above ${inSentence(below.name)}?` : `Which words raise or lower the ${name}?`,
+    element("div", { className: "heading" },
+      element("p", {}, bestSentence(texts, name)),
+      legend(scale)),
+    ...texts.map((text) => passage(text, scale)),
+    ...[...texts.map(cutSentence), nullSentence(texts), checkSentence(run, texts)].filter(Boolean).map((sentence) => muted(sentence)),
+    details("Exact numbers",
+      table(`Effect of each word or sentence on the ${name}`, ["Word or sentence", "Text", "Left out", "Alone", "Rank"],
+        units.map((unit) => [unit.content, unit.name, measured(unit.score), measured(unit.alone), number(unit.rank, String(unit.rank))]))));
+}
+
+const measured = (value) => (value === null ? "not measured" : number(value));
+
+function passage({ name, units, words }, scale) {
+  const row = (own, label) => scored(own.map((unit) => ({ ...unit, spelled: `alone ${unit.alone === null ? "not measured" : raw(unit.alone)}, rank ${unit.rank}` })),
+    own.map(({ score }) => score), scale, label);
+  return element("section", { className: "passage" },
+    element("h4", {}, name), row(units, `Effects in ${inSentence(name)}`),
+    ...(words.length ? [element("h4", {}, "Words of the sentences that rank first"), row(words, `Words of ${inSentence(name)}`)] : []));
+}
+
+export const inSentence = (name) => (name.startsWith("Text ") ? name.replace("T", "t") : `the ${name.toLowerCase()}`);
+
+const MOST_LETTERS = 60;
+export const quoted = ({ content }) => `“${content.length > MOST_LETTERS ? `${slice(content, { start: 0, end: MOST_LETTERS })}…` : content}”`;
+
+// The least size of an effect that matters: a tenth of the largest.
+export const matterOf = (units) => largest(units.map(({ score }) => score)) / 10;
+
+// The units with the largest effects, by text.
+function bestSentence(texts, name) {
+  const units = texts.flatMap((text) => text.units.map((unit) => ({ ...unit, in: text })))
+    .filter((unit) => unit.score !== null && isWord(unit));
+  const matter = matterOf(units);
+  const list = (sign) => {
+    const best = units.filter(({ score }) => sign * score > 0 && sign * score >= matter).sort((one, other) => sign * (other.score - one.score)).slice(0, 3);
+    const parts = texts.map((text) => [text, best.filter((unit) => unit.in === text)]).filter(([, own]) => own.length);
+    const named = parts.map(([text, own]) => `${listed(own.map(quoted))}${texts.length > 1 ? ` of ${inSentence(text.name)}` : ""}`);
+    return [listed(named), best.length];
+  };
+  const [[raising, up], [lowering, down]] = [list(1), list(-1)];
+  if (!up && !down) return `No word changes the ${name}.`;
+  return [
+    up ? `${raising} raise${up === 1 ? "s" : ""} the ${name} most.` : `No word raises the ${name}.`,
+    down ? `${lowering} lower${down === 1 ? "s" : ""} it most.` : "",
+  ].filter(Boolean).join(" ");
+}
+
+function cutSentence({ name, start, end, content }) {
+  const { length } = [...content];
+  return start > 0 || end < length
+    ? `The model reads characters ${start} to ${end} of the ${length} of ${inSentence(name)}; the rest has no effect.` : "";
+}
+
+function nullSentence(texts) {
+  const all = texts.flatMap(({ units, words }) => [...units, ...words]);
+  const empty = texts.filter(({ empty: value }) => value === null).map(({ name }) => inSentence(name));
+  return [
+    all.some(({ score }) => score === null) ? "“–” was not measured: the rest of the text has no tokens, or the request has no tokens left for it." : "",
+    empty.length ? `Nothing is measured alone in ${listed(empty)}: the empty text has no tokens for this model.` : "",
+  ].filter(Boolean).join(" ");
+}
+
+// How anybody can check a number.
+function checkSentence({ path, body }, texts) {
+  const isPlain = ({ leftOut, score }) => leftOut && leftOut === score;
+  const text = texts.find(({ units }) => units.some(isPlain));
+  if (!text) return "";
+  const unit = text.units.filter(isPlain).reduce((one, other) => (Math.abs(other.leftOut) > Math.abs(one.leftOut) ? other : one));
+  const raw = body.raw_scores ? " with raw_scores" : "";
+  return `To check a number, send the text without the word to /${path}${raw}: without ${quoted(unit)} in ${inSentence(text.name)} the result`
+    + ` is ${shown(text.whole - unit.leftOut)} in place of ${shown(text.whole)}, so its number is ${signed(unit.leftOut)}.`;
+}

@@ -1,0 +1,136 @@
+// The second opinion: gradients of the reference model beside the numbers of the served model.
+
+import { alignmentTables, totals } from "./attribution.js";
+import { card, details, element, listed, muted, shown, signed } from "./dom.js";
+import { explainedTexts, inSentence, matterOf, quoted } from "./deletion.js";
+import { agrees, faithfulness } from "./faithfulness.js";
+import { completeness, equation, pairCards } from "./pairs.js";
+import { secondText, TARGETS } from "./questions.js";
+import { number, table } from "./tables.js";
+import { largest, legend, scored } from "./tokens.js";
+
+const find = (runs, key) => runs.find((run) => run.key === key && run.result);
+
+// Weights of vocabulary entries, the only targets of sparse encoders, are other numbers than their scores.
+export function secondRequests(inputs, model, runs) {
+  const deletion = find(runs, "deletion");
+  if (!model.gradients || !deletion || model.kind === "sparse") return [];
+  const options = { tolerance: Number(inputs["explain-tolerance"]), max_evaluations: Number(inputs["explain-evaluations"]) };
+  const fields = { "/tolerance": "explain-tolerance", "/max_evaluations": "explain-evaluations" };
+  const second = { isOptional: true, isSecond: true };
+  const attribution = (key, body, pointers) => ({
+    ...second, key, name: "second opinion", path: "debug/attribute", fields: { ...fields, ...pointers },
+    body: { ...body, ...options, faithfulness: "words" },
+  });
+  if (model.kind !== "embedding") {
+    const target = { ...TARGETS[model.gradients.targets[0]](inputs), ...(model.kind === "classifier" && labelTarget(deletion.result)) };
+    return [attribution("ab", { text: inputs.a, ...secondText(inputs, model), target }, { "/text": "a", "/text_pair": "b", "/target/versus": "c" })];
+  }
+  const [a, b, c] = [["query", inputs.a], ["document", inputs.b], ["document", inputs.c]].map(([side, text]) => prompted(text, side, model));
+  const type = model.similarity === "cosine" ? "cosine" : "similarity";
+  const pair = {
+    ...second, key: "pair", name: "contribution of each pair of words", path: "debug/attribute/pair",
+    fields: { ...fields, "/a": "a", "/b": "b", "/layer": "pair-layer", "/baseline": "pair-baseline" },
+    body: { a, b, layer: inputs["pair-layer"], baseline: inputs["pair-baseline"], ...options },
+  };
+  const directions = inputs.c
+    ? [attribution("a", { text: a, target: { type: "margin", positive: b, negative: c } }, { "/text": "a", "/target/positive": "b", "/target/negative": "c" })]
+    : [attribution("a", { text: a, target: { type, text: b } }, { "/text": "a", "/target/text": "b" }),
+      attribution("b", { text: b, target: { type, text: a } }, { "/text": "b", "/target/text": "a" })];
+  return [...(model.gradients.routes.includes("attribute/pair") ? [pair] : []), ...directions];
+}
+
+// /score prepends these prompts.
+const prompted = (text, side, { prompts }) => (prompts.includes(side) ? { text, prompt_name: side } : text);
+
+// A probability of a softmax is that of a label against the others: the next one stands for them.
+function labelTarget({ labels: [scores], explanations: [{ label }] }) {
+  const isSoftmax = Math.abs(scores.reduce((sum, { score }) => sum + score, 0) - 1) < 1e-3;
+  return { label, versus: isSoftmax ? scores.find((other) => other.label !== label).label : null };
+}
+
+// The units of the explained texts with both numbers. A token belongs to the unit in which it ends.
+function comparison(run, texts) {
+  const { tokens, scores } = run.result;
+  const rows = [...run.key].map((input, index) => ({ index, explained: texts.find((text) => text.input === input) }))
+    .concat(texts.length === 3 && run.key === "ab" ? [{ index: 2, explained: texts[2] }] : []).filter(({ explained }) => explained);
+  const matter = matterOf(rows.flatMap(({ explained }) => explained.units));
+  return rows.map(({ index, explained }) => ({
+    name: explained.name,
+    units: explained.units.map((unit) => {
+      const own = tokens.map((token, at) => [token, scores[at]]).filter(([token]) => token.text === index && token.end > unit.start && token.end <= unit.end);
+      const gradient = own.length ? own.reduce((sum, [, score]) => sum + score, 0) : null;
+      const matters = unit.score !== null && Math.abs(unit.score) >= matter;
+      return { ...unit, gradient, matters, isOpposite: matters && gradient !== null && unit.score * gradient < 0 };
+    }),
+  }));
+}
+
+const attributions = (runs) => runs.filter(({ path, result }) => path === "debug/attribute" && result);
+const oppositeOf = (rows) => rows.flatMap(({ units }) => units.filter(({ isOpposite }) => isOpposite));
+
+export function secondChecks(runs, model) {
+  const deletion = find(runs, "deletion");
+  const verdicts = attributions(runs).map((run) => agrees(run.result.faithfulness, oppositeOf(comparison(run, explainedTexts(deletion, model)))));
+  if (!verdicts.length) return [];
+  const passes = verdicts.includes(false) ? false : verdicts.includes(null) ? null : true;
+  return [["Agrees with deletion", passes, passes ? "the same signs and a similar order" : "see the second opinion: signs or order differ"]];
+}
+
+export function drawSecond(runs, model) {
+  const deletion = find(runs, "deletion");
+  if (!deletion) return [];
+  if (model.problem) return [card("Second opinion", muted(`Gradients are not available: ${model.problem}.`))];
+  if (model.kind === "sparse") return [];
+  const problems = runs.filter(({ isSecond, problem }) => isSecond && problem).map(({ problem }) => muted(problem));
+  const found = attributions(runs);
+  const compared = found.map((run) => [run, comparison(run, explainedTexts(deletion, model))]);
+  const pair = find(runs, "pair");
+  const [words, map] = pair ? pairCards(pair, deletion.result.kind) : [];
+  const waiting = !found.length && !problems.length
+    ? [muted(model.gradients ? "Integrated gradients follow." : "The gradient process is starting.")] : [];
+  return [
+    card("Second opinion: integrated gradients",
+      ...waiting, ...(found.length ? opinion(compared) : []), ...problems),
+    ...(pair ? [words, details("Every pair of words", map)] : []),
+    ...found.flatMap(alignmentTables),
+    ...(found.length || pair ? [exactness(pair, found, deletion.result.kind)] : []),
+  ];
+}
+
+const MOST_NAMED = 4;
+
+function opinion(compared) {
+  const rows = compared.flatMap(([, own]) => own);
+  const opposite = oppositeOf(rows);
+  const scale = largest(rows.flatMap(({ units }) => units.map(({ gradient }) => gradient)));
+  const named = opposite.slice(0, MOST_NAMED).map((unit) => `${quoted(unit)} (left out ${signed(unit.score)}, gradients ${signed(unit.gradient)})`);
+  const others = opposite.length - named.length;
+  return [
+    element("div", { className: "heading" },
+      element("p", {}, opposite.length
+        ? `Opposite signs: ${listed(others ? [...named, `${others} more`] : named)}. Deletion is what the served model does without the word.`
+        : "No word that matters has the opposite sign."),
+      legend(scale)),
+    ...rows.map(({ name, units }) => element("section", { className: "passage" }, element("h4", {}, name),
+      scored(units.map((unit) => ({ ...unit, spelled: unit.isOpposite ? "opposite sign" : unit.matters ? "same sign" : "matters little" })),
+        units.map(({ gradient }) => gradient), scale, `Integrated gradients of ${inSentence(name)}`))),
+    element("div", { className: "columns" }, ...compared.flatMap(([run, own]) =>
+      faithfulness(run.result, own.length === 1 && compared.length > 1 ? ` of ${inSentence(own[0].name)}` : "", oppositeOf(own)))),
+    bothTable(rows),
+  ];
+}
+
+const bothTable = (rows) => details("Both numbers of each word",
+  table("Deletion and integrated gradients", ["Word or sentence", "Text", "Left out", "Gradients", "Signs"],
+    rows.flatMap(({ name, units }) => units.map(({ content, score, gradient, matters, isOpposite }) =>
+      [content, name, score === null ? "not measured" : number(score), gradient === null ? "no tokens" : number(gradient),
+        isOpposite ? "opposite" : matters ? "same" : "matters little"]))));
+
+const exactness = (pair, found, name) => details("How exact are the gradients?",
+  ...(pair ? [equation(pair.result, name)] : []),
+  element("div", { className: "columns" },
+    ...(pair?.result.completeness ?? []).map((complete, index) =>
+      element("div", {}, element("h4", {}, `Path integral of the pairs, text ${"AB"[index]}`), completeness(complete))),
+    ...found.map(({ key, result, body }) =>
+      element("div", {}, element("h4", {}, `Integrated gradients${key.length === 1 ? ` of text ${key.toUpperCase()}` : ""}`), totals(result, body.target)))));
