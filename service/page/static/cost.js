@@ -27,7 +27,7 @@ export function dropCheck(name) {
 }
 
 export async function check(name) {
-  if (!SECTIONS[name].hasDryRun || !state.model?.gradients || sections[name].controller) return null;
+  if (!SECTIONS[name].hasDryRun || !state.model?.gradients || sections[name].isRunning) return null;
   costs.abort();
   costs = new AbortController();
   let current;

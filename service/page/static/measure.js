@@ -26,6 +26,6 @@ async function scores(before, after, model, name, post) {
   const rows = [{ name, before: first[0], after: second[0] }];
   if (first.length === 1) return rows;
   return [...rows,
-    { name: `${name} of the other document`, before: first[1], after: second[1] },
-    { name: "rank of the document", before: place(first), after: place(second) }];
+    { name: `${name} of ${model.kind === "embedding" ? "text C" : "the other document"}`, before: first[1], after: second[1] },
+    { name: `rank of ${model.kind === "embedding" ? "text B" : "the document"}`, before: place(first), after: place(second) }];
 }

@@ -97,13 +97,15 @@ async function showModel() {
     state.model = model;
     byId("unavailable").textContent = "";
     byId("model").textContent = `${model.name} (${model.kind}) on ${model.info.engine}, ${model.info.precision}`;
-    await showModels();
-    if (model.kind === "tags") return showUnexplained();
+    if (model.kind === "tags") {
+      showUnexplained();
+      return await showModels();
+    }
     showChoices(model);
     showKind(model.kind, DEFAULTS[model.kind]);
     showTabs();
     if (isFirst) readAddress();
-    await Promise.all([isFirst && runAddress(), HAS_GRADIENTS && showGradients(model)]);
+    await Promise.all([showModels(), isFirst && runAddress(), HAS_GRADIENTS && showGradients(model)]);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     byId("model").textContent = "";

@@ -62,14 +62,14 @@ export function explainRequests(inputs, model) {
   const by = unitsOf(inputs);
   if (model.kind === "classifier") {
     return [{
-      key: "deletion", name: "explanation", path: "classify", fields: { "/inputs": "a", "/explain/label": "label", "/explain": "by" },
+      key: "deletion", name: "explanation", path: "classify", fields: { "/inputs": "a", "/explain/label": "label" },
       body: { ...classifyBody(inputs), explain: { by, label: inputs.label || null } },
     }];
   }
   const documents = inputs.c ? [inputs.b, inputs.c] : [inputs.b];
   const explained = {
     key: "deletion", name: "explanation", path: "score",
-    fields: { "/queries": "a", "/documents/0": "b", "/documents/1": "c", "/documents": "b", "/explain": "by" },
+    fields: { "/queries": "a", "/documents/0": "b", "/documents/1": "c", "/documents": "b" },
     body: { ...scoreBody(inputs.a, documents, model), explain: { by, of: "both" } },
   };
   const reference = {

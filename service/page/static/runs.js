@@ -148,7 +148,8 @@ function redrawSecond(name) {
   const place = part(name, "result").querySelector(".second");
   if (place) {
     place.replaceChildren(...SECTIONS[name].drawSecond(section.runs, state.model));
-    place.ariaBusy = String(section.isSecond);
+    const { gradients, problem } = state.model;
+    place.ariaBusy = String(section.isRunning || section.isSecond || !(gradients || problem));
   }
   checkStale(name);
 }

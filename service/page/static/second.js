@@ -2,7 +2,7 @@
 
 import { alignmentTables, totals } from "./attribution.js";
 import { card, details, element, listed, muted, shown, signed } from "./dom.js";
-import { explainedTexts, inSentence, matterOf, quoted } from "./deletion.js";
+import { explainedTexts, inSentence, matterOf, nameOf, quoted } from "./deletion.js";
 import { agrees, faithfulness } from "./faithfulness.js";
 import { completeness, equation, pairCards } from "./pairs.js";
 import { secondText, TARGETS } from "./questions.js";
@@ -86,7 +86,7 @@ export function drawSecond(runs, model) {
   const found = attributions(runs);
   const compared = found.map((run) => [run, comparison(run, explainedTexts(deletion, model))]);
   const pair = find(runs, "pair");
-  const [words, map] = pair ? pairCards(pair, deletion.result.kind) : [];
+  const [words, map] = pair ? pairCards(pair, nameOf(deletion)) : [];
   const waiting = !found.length && !problems.length
     ? [muted(model.gradients ? "Integrated gradients follow." : "The gradient process is starting.")] : [];
   return [
@@ -94,7 +94,7 @@ export function drawSecond(runs, model) {
       ...waiting, ...(found.length ? opinion(compared) : []), ...problems),
     ...(pair ? [words, details("Every pair of words", map)] : []),
     ...found.flatMap(alignmentTables),
-    ...(found.length || pair ? [exactness(pair, found, deletion.result.kind)] : []),
+    ...(found.length || pair ? [exactness(pair, found, nameOf(deletion))] : []),
   ];
 }
 

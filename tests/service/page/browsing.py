@@ -25,11 +25,18 @@ OPTIONS = (
 )
 
 
-def open_page(browser: Browser, address: str, kind: str = "embedding") -> Browser:
-    """Open the page, and wait for the explanation that it computes by itself."""
+def open_page(
+    browser: Browser, address: str, kind: str = "embedding", *, has_gradients: bool = True
+) -> Browser:
+    """Open the page, and wait for the explanation that it computes by itself.
+
+    With `has_gradients`, wait for the gradient process too.
+    """
     browser.get("about:blank")  # a change of the fragment alone would not load the page
     browser.get(address)
-    until(lambda: f"({kind}) on cpu" in find(browser, "#model").text)
+    until(lambda: f"({kind}) on" in find(browser, "#model").text)
+    if has_gradients:
+        until(lambda: find(browser, "#attribute .go").is_enabled())
     fragment = urlsplit(address).fragment
     if not fragment or "run=1" in fragment:
         until(lambda: browser.find_elements(By.CSS_SELECTOR, "[role=tabpanel][aria-busy=false]"))
@@ -84,12 +91,23 @@ def run(page: Browser, section: str) -> str:
     return find(page, f"#{section} .result").text
 
 
-def post(url: str, path: str, **body: object) -> Json:
-    """Return the response of a gradient route, whose status must be 200."""
-    response = httpx2.post(f"{url}/debug/{path}", json=body, timeout=240)
+def second_opinion(page: Browser) -> str:
+    """Wait until the gradients of the explanation are there, and return their text."""
+    until(lambda: find(page, ".second").get_attribute("aria-busy") == "false")
+    return find(page, ".second").text
+
+
+def served(url: str, path: str, **body: object) -> Json:
+    """Return the response of a route of the serving process, whose status must be 200."""
+    response = httpx2.post(f"{url}/{path}", json=body, timeout=240)
     assert response.status_code == 200, response.text
     result: Json = response.json()
     return result
+
+
+def post(url: str, path: str, **body: object) -> Json:
+    """Return the response of a gradient route, whose status must be 200."""
+    return served(url, f"debug/{path}", **body)
 
 
 def number(text: str) -> float:

@@ -12,6 +12,14 @@ from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
 from models.artifact import MANIFEST, Artifact
 from tests.models.checkpoints import edit_json
+from tests.service.api.conftest import (  # noqa: F401 - fixtures
+    classifier,
+    cross_encoder,
+    multi_encoder,
+    reranker,
+    sparse_encoder,
+    tagger,
+)
 from tests.service.page.browsing import OPTIONS, Browser, open_page
 from tests.serving import lines_until, process
 
@@ -47,22 +55,28 @@ def url(small_artifact: Artifact, hold: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def reranker_url(reranker: Artifact, hold: Path) -> Iterator[str]:
+def reranker_url(reranker: Artifact, hold: Path) -> Iterator[str]:  # noqa: F811
     yield from served(reranker, hold)
 
 
 @pytest.fixture(scope="session")
-def classifier_url(classifier: Artifact, hold: Path) -> Iterator[str]:
+def classifier_url(classifier: Artifact, hold: Path) -> Iterator[str]:  # noqa: F811
     yield from served(classifier, hold)
 
 
 @pytest.fixture(scope="session")
-def multi_url(multi_encoder: tuple[MultiVectorEncoder, Artifact], hold: Path) -> Iterator[str]:
+def multi_url(
+    multi_encoder: tuple[MultiVectorEncoder, Artifact],  # noqa: F811
+    hold: Path,
+) -> Iterator[str]:
     yield from served(multi_encoder[1], hold)
 
 
 @pytest.fixture(scope="session")
-def sparse_url(sparse_encoder: tuple[SparseEncoder, Artifact], hold: Path) -> Iterator[str]:
+def sparse_url(
+    sparse_encoder: tuple[SparseEncoder, Artifact],  # noqa: F811
+    hold: Path,
+) -> Iterator[str]:
     yield from served(sparse_encoder[1], hold)
 
 
@@ -106,3 +120,40 @@ def url_of_similarities(
         edit_json(folder / name / MANIFEST, similarity=name, normalize=False)
         models.append({"name": name, "path": str(folder / name)})
     yield from started_service(hold, VITRINE_MODELS__SERVED=json.dumps(models))
+
+
+# A serving process that can import neither PyTorch nor the chart library.
+_WITHOUT_EXTRAS = (
+    "import sys; sys.modules |= {'torch': None, 'plotly': None}; "
+    "from service.__main__ import main; sys.exit(main())"
+)
+
+
+@pytest.fixture(scope="session")
+def plain_url(
+    small_artifact: Artifact,
+    reranker: Artifact,  # noqa: F811
+    classifier: Artifact,  # noqa: F811
+    sparse_encoder: tuple[SparseEncoder, Artifact],  # noqa: F811
+    multi_encoder: tuple[MultiVectorEncoder, Artifact],  # noqa: F811
+    tagger: Artifact,  # noqa: F811
+) -> Iterator[str]:
+    """A service without PyTorch and gradient routes, with a model of each kind by its name."""
+    artifacts = {
+        "embedding": small_artifact,
+        "reranker": reranker,
+        "classifier": classifier,
+        "sparse": sparse_encoder[1],
+        "multi": multi_encoder[1],
+        "tags": tagger,
+    }
+    models = [{"name": name, "path": str(each.path)} for name, each in artifacts.items()]
+    settings = {
+        "VITRINE_MODELS__SERVED": json.dumps(models),
+        "VITRINE_MODELS__DEFAULT": "embedding",
+        "VITRINE_LIMITS__REQUEST_S": "300",
+        "VITRINE_ENGINE__TIMEOUT_S": "300",
+    }
+    with process("-c", _WITHOUT_EXTRAS, **settings) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        yield match[1]

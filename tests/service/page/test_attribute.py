@@ -16,6 +16,7 @@ from tests.service.page.browsing import (
     Json,
     find,
     number,
+    open_details,
     open_page,
     post,
     run,
@@ -63,6 +64,7 @@ def test_tokens_show_the_scores_of_the_route_and_their_sum(page: Browser, url: s
         for name in ("comprehensiveness", "sufficiency")
         for figure in (faithful, faithful["random"])
     ]
+    open_details(page)
     cells = texts(page, "#attribute .faithfulness td.number")[:4]
     assert list(map(number, cells)) == pytest.approx(figures, rel=0.06, abs=1e-4)
     until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
@@ -245,11 +247,11 @@ def test_each_selected_method_has_a_row_of_tokens(page: Browser) -> None:
 
 def test_margin_dot_and_smoothgrad_options_are_those_of_the_api(page: Browser, url: str) -> None:
     show(page, "attribute")
-    select(page, "target", "closer to B than to another text")
+    select(page, "target", "closer to B than to C")
     find(page, "#attribute summary").click()
     for method in ("integrated_gradients", "smoothgrad"):
         find(page, f"[value={method}]").click()
-    for name, value in {"negative": "Rain.", "samples": "3", "sigma": "0.2", "seed": "5"}.items():
+    for name, value in {"c": "Rain.", "samples": "3", "sigma": "0.2", "seed": "5"}.items():
         type_text(page, name, value)
     run(page, "attribute")
     target: Json = {"type": "margin", "positive": FELINE, "negative": "Rain."}

@@ -1,17 +1,17 @@
-"""The first view: explanations of a result, and counterfactuals."""
+"""The first answer: explanations by deletion, from a service without PyTorch and gradients."""
 
 import json
-import re
-from pathlib import Path
+from functools import partial
+from urllib.parse import urlencode, urlsplit
 
 import httpx2
 import numpy as np
 import pytest
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
+from sentence_transformers import CrossEncoder
 
-from models.artifact import Artifact
-from tests.service.debug.held_worker import held
+from service.app import create_app
+from service.settings import Settings
 from tests.service.page.browsing import (
     CAT,
     FELINE,
@@ -22,334 +22,388 @@ from tests.service.page.browsing import (
     number,
     open_details,
     open_page,
-    post,
     run,
-    show,
+    served,
+    shows,
     texts,
     type_text,
     until,
 )
+from tests.serving import serving
 
-# A browser and torch may start slowly: the timeout only bounds a hang.
+# A browser may start slowly: the timeout only bounds a hang.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-
-def served(url: str, path: str, **body: object) -> Json:
-    result: Json = httpx2.post(f"{url}/{path}", json=body, timeout=240).json()
-    return result
-
-
-def cosine(url: str, *inputs: str) -> float:
-    a, b = map(np.array, served(url, "encode", inputs=inputs)["embeddings"])
-    return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
+QUERY, DOCUMENT, OTHER = "w7 w9", "w21 w5 w33", "w8 w51"
+EFFECTS = "Effect of each word or sentence on the "
+# Rounding of the engine, which depends on the batch of a text.
+TOLERANCE = 2e-5
 
 
-def scores(page: Browser, name: str) -> dict[str, float]:
-    """Return the exact scores of a row of chips by its label, by word."""
-    chips = page.find_elements(By.CSS_SELECTOR, f"#explain [aria-label='{name}'] .chip")
-    return {
-        chip.find_element(By.CSS_SELECTOR, ".word").text: float(
-            chip.get_attribute("data-score") or "nan"
-        )
-        for chip in chips
-    }
-
-
-def test_page_explains_the_example_when_it_is_opened(page: Browser, url: str) -> None:
-    result = post(url, "attribute/pair", a=CAT, b=FELINE)
-    assert number(find(page, ".figure strong").text) == pytest.approx(
-        result["similarity"], abs=1e-4
-    )
-    matrix = np.array(result["matrix"])
-    words = {name: result[f"words_{name}"] for name in "ab"}
-    summed = [
-        [matrix[np.ix_(left["tokens"], right["tokens"])].sum() for right in words["b"]]
-        for left in words["a"]
-    ]
-    spelled = [CAT[word["start"] : word["end"]] for word in words["a"]]
-    shown = scores(page, "Words of text A")
-    outside = [index for index, token in enumerate(result["tokens_b"]) if token["start"] is None]
-    for word, row, unit in zip(spelled, summed, words["a"], strict=True):
-        special = matrix[np.ix_(unit["tokens"], outside)].sum()
-        assert shown[word] == pytest.approx(sum(row) + special, abs=1e-6)
-    # Both texts' integrated gradients follow.
-    for text, other, name in ((CAT, FELINE, "A"), (FELINE, CAT, "B")):
-        target = {"type": "cosine", "text": other}
-        attributed = post(url, "attribute", text=text, target=target, faithfulness="words")
-        found = scores(page, f"Scores of Text {name}")
-        for word in attributed["words"]:
-            shown_score = found[text[word["start"] : word["end"]]]
-            assert shown_score == pytest.approx(word["score"], abs=1e-5)
-        assert f"Faithfulness of text {name}" in find(page, "#explain .result").text
-        best = sorted(attributed["words"], key=lambda word: -word["score"])
-        raising = [
-            text[word["start"] : word["end"]]
-            for word in best
-            if text[word["start"]].isalpha() and word["score"] > 0
-        ][:2]
-        quoted = " and ".join(
-            f"\N{LEFT DOUBLE QUOTATION MARK}{w}\N{RIGHT DOUBLE QUOTATION MARK}" for w in raising
-        )
-        assert not raising or f"{quoted} of text {name}" in find(page, ".reading").text
-
-
-def test_reading_compares_with_unrelated_texts(page: Browser, url: str) -> None:
-    reading = find(page, ".reading").text
-    unrelated = re.search(
-        r"text A has a cosine of (\S+) with 5 unrelated texts on average", reading
-    )
-    assert unrelated
-    source = Path("service/debug/page/reading.js").read_text()
-    sentences = re.findall(r'^  "(.+)",$', source.partition("UNRELATED = [")[2], re.MULTILINE)[:5]
-    mean = np.mean([cosine(url, CAT, sentence) for sentence in sentences])
-    assert number(unrelated[1]) == pytest.approx(mean, abs=0.006)
-
-
-def test_ranked_pairs_are_sorted_by_a_click_on_a_heading(page: Browser, url: str) -> None:
-    rows = cells(page, "Top 12 of")
-    values = [float(row[-2]) for row in rows]
-    assert values == sorted(values, reverse=True)
-    pair = post(url, "attribute/pair", a=CAT, b=FELINE)
-    words = [
-        [word for word in pair[f"words_{name}"] if text[word["start"]].isalpha()]
-        for name, text in (("a", CAT), ("b", FELINE))
-    ]
-    matrix = np.array(pair["matrix"])
-    sums = [matrix[np.ix_(a["tokens"], b["tokens"])].sum() for a in words[0] for b in words[1]]
-    assert values[0] == pytest.approx(max(sums), abs=1e-6)
-    # What the list leaves out is named, so that all adds up to the similarity.
-    figures = [number(text.split(",")[0]) for text in texts(page, "#explain .pairs .facts dd")]
-    assert sum(values) + sum(figures) == pytest.approx(matrix.sum(), abs=1e-3)
-    heading = page.find_element(By.XPATH, "//button[text()='Contribution']")
-    for order in ("descending", "ascending"):
-        heading.click()
-        assert heading.find_element(By.XPATH, "..").get_attribute("aria-sort") == order
-        sorted_values = [float(row[-2]) for row in cells(page, "Top 12 of")]
-        assert sorted_values == sorted(values, reverse=order == "descending")
-
-
-def test_focused_word_shows_its_partners_in_the_other_text(page: Browser, url: str) -> None:
-    result = post(url, "attribute/pair", a=CAT, b=FELINE)
-    row = next(i for i, t in enumerate(result["tokens_a"]) if t["token"] == CAT[4:7])
+def opened(browser: Browser, url: str, kind: str, **inputs: str) -> Browser:
+    """Open the page of a model with inputs, which it explains at once."""
+    address = f"{url}/debug?model={kind}#{urlencode({'tab': 'explain', 'run': '1', **inputs})}"
+    page = open_page(browser, address, kind, has_gradients=False)
     open_details(page)
-    first = find(page, "[aria-label='Words of text A'] .chip")
-    page.execute_script("arguments[0].focus()", first)
-    for _ in range(row):
-        page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-    assert page.switch_to.active_element.find_element(By.CSS_SELECTOR, ".word").text == "cat"
-    partners = scores(page, "Words of text B")
-    (word,) = (w for w in result["words_b"] if FELINE[w["start"] : w["end"]] == "rug")
-    expected = sum(result["matrix"][row][token] for token in word["tokens"])
-    assert partners["rug"] == pytest.approx(expected, abs=1e-7)
-    lit = texts(page, ".heatmap .lit")
-    assert lit == ["cat"]
-    assert "“cat” goes best with “" in find(page, "#explain .result").text
-    # A row of words is one tab stop.
-    stops = page.find_elements(By.CSS_SELECTOR, "#explain .chips .chip[tabindex='0']")
-    assert len(stops) == len(page.find_elements(By.CSS_SELECTOR, "#explain .chips"))
-    page.switch_to.active_element.send_keys(Keys.END)
-    assert page.switch_to.active_element.text.startswith("[SEP]")
-    readout = find(page, "[aria-label='Words of text A'] + .readout").text
-    assert float(readout.rsplit(" ", 1)[1]) == scores(page, "Words of text A")["[SEP]"]
+    return page
 
 
-def test_struck_word_moves_the_similarity_of_the_served_model(page: Browser, url: str) -> None:
-    target = {"type": "cosine", "text": FELINE}
-    words = post(url, "attribute", text=CAT, target=target)["words"]
-    (score,) = (w["score"] for w in words if CAT[w["start"] : w["end"]] == "cat")
-    page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='cat']").click()
-    assert find(page, "[name=edited-a]").get_property("value") == "The sat on the mat."
-    until(lambda: texts(page, "#whatif td"))
-    ((_, before, after, difference),) = cells(page, "Result of the served model")
-    expected = cosine(url, CAT, FELINE), cosine(url, "The sat on the mat.", FELINE)
-    assert [float(before), float(after)] == pytest.approx(expected, abs=1e-5)
-    assert float(difference) == pytest.approx(expected[1] - expected[0], abs=2e-5)
-    predicted = re.search(r"add up to (\S+):", find(page, "#whatif").text)
-    assert predicted
-    assert number(predicted[1]) == pytest.approx(score, rel=0.06)
-    address = page.current_url
-    find(page, "#whatif .undo").click()
-    until(lambda: "Nothing is struck out or edited" in find(page, "#whatif").text)
-    restored = open_page(page, address)
-    until(lambda: texts(restored, "#whatif td"))
-    assert texts(restored, ".strike[aria-pressed=true]") == ["cat"]
-    assert float(cells(restored, "Result of the served model")[0][2]) == float(after)
+def scored(url: str, kind: str, query: str, *documents: str, **fields: object) -> Json:
+    raw = {"raw_scores": True} if kind == "reranker" else {}
+    body = {"queries": query, "documents": documents, **raw, **fields}
+    return served(url, "score", model=kind, **body)
 
 
-@pytest.mark.parametrize("edited", ["A dog ran.", " "])
-def test_edited_text_moves_the_similarity(page: Browser, url: str, edited: str) -> None:
-    type_text(page, "edited-b", edited)
-    until(lambda: texts(page, "#whatif td"))
-    until(
-        lambda: (
-            float(cells(page, "Result of the served model")[0][2])
-            == pytest.approx(cosine(url, CAT, edited), abs=1e-5)
-        )
-    )
-
-
-def encoded(url: str, model: str, *inputs: str) -> list[np.typing.NDArray[np.float64]]:
-    return list(map(np.array, served(url, "encode", model=model, inputs=inputs)["embeddings"]))
-
-
-def test_dot_products_are_explained_by_pairs_and_words(
-    browser: Browser, url_of_similarities: str
-) -> None:
-    url = url_of_similarities
-    page = open_page(browser, f"{url}/debug?model=dot")
-    a, b, edited = encoded(url, "dot", CAT, FELINE, "The sat on the mat.")
-    until(lambda: "The words that carry most of it" in find(page, ".reading").text)
-    assert number(find(page, ".figure strong").text) == pytest.approx(a @ b, rel=1e-3)
-    assert find(page, ".figure").text.endswith("dot product")
-    assert f"and of {a @ a:.2f} with itself" in find(page, ".reading").text
-    pair = post(url, "attribute/pair", model="dot", a=CAT, b=FELINE)
-    assert pair["similarity"] == pytest.approx(a @ b, rel=1e-5)
-    assert texts(page, "#explain .pairs th")[-1] == "Of the dot product"
-    page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='cat']").click()
-    until(lambda: texts(page, "#whatif td"))
-    ((name, before, after, _),) = cells(page, "Result of the served model")
-    assert name == "dot product"
-    assert [float(before), float(after)] == pytest.approx([a @ b, edited @ b], rel=1e-4)
-
-
-def test_distances_are_explained_by_words_alone(browser: Browser, url_of_similarities: str) -> None:
-    url = url_of_similarities
-    page = open_page(browser, f"{url}/debug?model=euclidean")
-    a, b = encoded(url, "euclidean", CAT, FELINE)
-    until(lambda: find(page, ".figure strong").text)
-    distance = -np.linalg.norm(a - b)
-    assert number(find(page, ".figure strong").text) == pytest.approx(distance, rel=1e-3)
-    assert find(page, ".figure").text.endswith("negative Euclidean distance")
-    assert "and of 0.00 with itself" in find(page, ".reading").text
-    assert scores(page, "Scores of Text A").keys() >= {"cat", "mat"}
-    assert not page.find_elements(By.CSS_SELECTOR, "#explain .pairs")
-    options = page.find_elements(By.CSS_SELECTOR, "[name=target] option")
-    values = [option.get_attribute("value") for option in options]
-    assert values == ["similarity", "margin", "dot", "dim", "norm"]
-
-
-def test_reranker_explains_score_and_rank(browser: Browser, reranker_url: str) -> None:
-    page = open_page(browser, f"{reranker_url}/debug", "reranker")
-    query, documents = "w7 w9", ["w21 w5 w33", "w8 w51"]
-    for name, text in zip("abc", [query, *documents], strict=True):
-        type_text(page, name, text)
-    shown = run(page, "explain")
-    scored = served(reranker_url, "score", queries=query, documents=documents, raw_scores=True)[
-        "scores"
+def rows_of(explained: Json, content: str, name: str) -> list[list[str | float]]:
+    """Return the rows of the table for a text of an explanation."""
+    return [
+        [content[unit["start"] : unit["end"]], name, unit["left_out"], unit["alone"], unit["rank"]]
+        for unit in explained["units"]
     ]
-    assert number(find(page, ".figure strong").text) == pytest.approx(scored[0], abs=1e-3)
-    place = "above" if scored[0] >= scored[1] else "below"
-    assert f"The document ranks {place} the other one" in shown
-    target = {"type": "score", "versus": documents[1]}
-    result = post(reranker_url, "attribute", text=query, text_pair=documents[0], target=target)
-    found = scores(page, "Scores of Document")
-    for word in (w for w in result["words"] if w["text"] == 1):
-        spelled = documents[0][word["start"] : word["end"]]
-        assert found[spelled] == pytest.approx(word["score"], abs=1e-5)
-    page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='w5']").click()
-    until(lambda: texts(page, "#whatif td"))
-    rows = {row[0]: row[1:] for row in cells(page, "Result of the served model")}
-    after = served(reranker_url, "score", queries=query, documents=["w21 w33"], raw_scores=True)[
-        "scores"
-    ]
-    assert float(rows["score (logit)"][1]) == pytest.approx(after[0], abs=1e-4)
-    assert rows["rank of the document"][0] == ("1st of 2" if place == "above" else "2nd of 2")
 
 
-def test_classifier_explains_the_predicted_label(browser: Browser, classifier_url: str) -> None:
-    page = open_page(browser, f"{classifier_url}/debug#tab=explain", "classifier")
-    type_text(page, "a", "w5 w6 w7")
-    run(page, "explain")
-    ((best, *_),) = served(classifier_url, "classify", inputs=["w5 w6 w7"])["labels"]
-    assert find(page, ".figure strong").text == best["label"]
-    result = post(classifier_url, "attribute", text="w5 w6 w7", target={"type": "label"})
-    found = scores(page, "Scores of First text")
-    for word in result["words"]:
-        assert found["w5 w6 w7"[word["start"] : word["end"]]] == pytest.approx(
-            word["score"], abs=1e-5
-        )
-    type_text(page, "edited-a", "w5 w6")
-    until(lambda: texts(page, "#whatif td"))
-    (after,) = served(classifier_url, "classify", inputs=["w5 w6"])["labels"]
-    rows = {row[0]: row[1:] for row in cells(page, "Result of the served model")}
-    assert rows["predicted label"][1] == after[0]["label"]
-    for label in after:
-        value = float(rows[f"probability of {label['label']}"][1])
-        assert value == pytest.approx(label["score"], abs=1e-5)
-
-
-def test_multi_vector_model_explains_maxsim(browser: Browser, multi_url: str) -> None:
-    page = open_page(browser, f"{multi_url}/debug#tab=explain", "multi")
-    query, document = "Where did it sit?", "The cat sat."
-    type_text(page, "a", query)
-    type_text(page, "b", document)
-    run(page, "explain")
-    (score,) = served(multi_url, "score", queries=query, documents=[document])["scores"]
-    assert number(find(page, ".figure strong").text) == pytest.approx(score, abs=1e-3)
-    assert len(cells(page, "Document: MaxSim")) > len(query.split())
-
-
-def test_sparse_encoder_explains_the_weight_of_an_entry(
-    browser: Browser, sparse_url: str, sparse_encoder: tuple[object, Artifact]
-) -> None:
-    page = open_page(browser, f"{sparse_url}/debug#tab=explain", "sparse")
-    type_text(page, "a", "w5 w6 w7")
-    type_text(page, "token", "w5")
-    shown = run(page, "explain")
-    target = {"type": "sparse", "token": "w5"}
-    result = post(sparse_url, "attribute", text="w5 w6 w7", target=target)
-    assert number(find(page, ".figure strong").text) == pytest.approx(result["value"], abs=1e-3)
-    assert ("is active" if result["value"] > 0 else "not active") in shown
-    type_text(page, "edited-a", "w6 w7")
-    until(lambda: texts(page, "#whatif td"))
-    ids = json.loads((sparse_encoder[1].path / "tokenizer.json").read_text())["model"]["vocab"]
-    ((vector),) = served(sparse_url, "encode", inputs=["w6 w7"], output="sparse")["embeddings"]
-    weights = dict(zip(vector["ids"], vector["weights"], strict=True))
-    after = float(cells(page, "Result of the served model")[0][2])
-    assert after == pytest.approx(weights.get(ids["w5"], 0.0), abs=1e-4)
+def check_rows(page: Browser, expected: list[list[str | float]]) -> None:
+    """Compare the exact table of the effects, and the numbers of the coloured words, with rows."""
+    actual = cells(page, EFFECTS)
+    assert [row[:2] for row in actual] == [row[:2] for row in expected]
+    numbers = [[float(cell) for cell in row[2:]] for row in actual]
+    for own, row in zip(numbers, expected, strict=True):
+        assert own == pytest.approx(row[2:], abs=TOLERANCE)
+    chips = page.find_elements(By.CSS_SELECTOR, "#explain .passage .chip")
+    assert [chip.get_attribute("data-score") for chip in chips] == [row[2] for row in actual]
 
 
 @pytest.mark.parametrize(
-    ("removed", "alone", "verdict"),
+    ("kind", "query", "document", "names"),
     [
-        (0.4, 0.1, "matter more than random ones, in both tests"),
-        (0.4, 0.3, "matter more than random ones in one test of two"),
-        (0.1, 0.1, "matter more than random ones in one test of two"),
-        (0.1, 0.3, "matter no more than random ones"),
+        ("embedding", CAT, FELINE, ("Text A", "Text B")),
+        ("reranker", QUERY, DOCUMENT, ("Query", "Document")),
+        ("sparse", QUERY, DOCUMENT, ("Query", "Document")),
+        ("multi", "Where did it sit?", "The cat sat.", ("Query", "Document")),
     ],
 )
-def test_faithfulness_is_judged_by_random_words(
-    page: Browser, removed: float, alone: float, verdict: str
+def test_words_have_the_numbers_of_score(
+    browser: Browser, plain_url: str, kind: str, query: str, document: str, names: tuple[str, str]
 ) -> None:
-    measured = {
-        "units": "words",
-        "points": [],
-        "comprehensiveness": removed,
-        "sufficiency": alone,
-        "random": {"comprehensiveness": 0.2, "sufficiency": 0.2},
-    }
-    sentence = page.execute_script(
-        "return import('./debug/assets/faithfulness.js').then(({faithfulness}) => "
-        "faithfulness({faithfulness: arguments[0]})[0].textContent)",
-        measured,
-    )
-    assert verdict in sentence
-
-
-def test_first_picture_is_drawn_before_the_integrals(page: Browser, hold: Path) -> None:
-    """The cheap requests come first, and their results are shown while others run."""
-    requested = page.execute_script(
-        "return import('./debug/assets/questions.js').then((questions) => "
-        "questions.explainRequests({a: 'x', b: 'y'}, {kind: 'embedding', similarity: 'cosine', "
-        "routes: ['attribute/pair']}).map(({path}) => path))"
-    )
-    assert requested[0] == "debug/attribute/pair"
-    with held(hold):
-        show(page, "explain")
-        find(page, "#explain .go").click()
-        until(lambda: find(page, "#explain .progress").is_displayed())
-        assert re.match(
-            r"\d+\.\d s: pairs of words \(1 of 4\), about \d+ %", find(page, ".elapsed").text
+    page = opened(browser, plain_url, kind, a=query, b=document)
+    explain = {"by": "words", "of": "both"}
+    result = scored(plain_url, kind, query, document, explain=explain)
+    assert number(find(page, ".figure strong").text) == pytest.approx(result["scores"][0], abs=1e-4)
+    (explanation,) = result["explanations"]
+    expected = [
+        row
+        for explained, content, name in zip(
+            explanation["texts"], (query, document), names, strict=True
         )
-    until(lambda: find(page, "#explain").get_attribute("aria-busy") == "false")
-    assert not find(page, "#explain .progress").is_displayed()
+        for row in rows_of(explained, content, name)
+    ]
+    check_rows(page, expected)
+    assert not find(page, "#unavailable").text
+    assert not find(page, "#explain > .problem").text
+    assert [tab for tab in texts(page, "[role=tab]") if tab][:1] == ["Explain"]
+    assert "All targets and methods" not in texts(page, "[role=tab]")
+    assert "VITRINE_DEBUG__ENABLED" in find(page, ".second").text
+
+
+def test_words_have_the_differences_of_cross_encoder(
+    browser: Browser, plain_url: str, cross_encoder: CrossEncoder
+) -> None:
+    page = opened(browser, plain_url, "reranker", a=QUERY, b=DOCUMENT)
+    without = [("w9", DOCUMENT), ("w7", DOCUMENT)]
+    without += [(QUERY, "w5 w33"), (QUERY, "w21 w33"), (QUERY, "w21 w5")]
+    whole, *others = cross_encoder.predict([(QUERY, DOCUMENT), *without], activation_fn=None)
+    logits = [float(value) for value in (whole, *others)]
+    inverse = [np.log(value / (1 - value)) for value in logits]  # predict applies the sigmoid
+    expected = [inverse[0] - value for value in inverse[1:]]
+    actual = [float(row[2]) for row in cells(page, EFFECTS)]
+    assert actual == pytest.approx(expected, abs=1e-4)
+
+
+def test_words_have_the_numbers_of_classify(browser: Browser, plain_url: str) -> None:
+    text, second = "w5 w6 w7", "w33 w8"
+    fields: Json = {"model": "classifier", "explain": {"by": "words"}}
+    page = opened(browser, plain_url, "classifier", a=text)
+    result = served(plain_url, "classify", inputs=[text], **fields)
+    best = result["labels"][0][0]
+    assert find(page, ".figure strong").text == best["label"]
+    assert find(page, ".figure span").text == f"with a score of {100 * best['score']:.1f} %"
+    (explained,) = result["explanations"][0]["texts"]
+    check_rows(page, rows_of(explained, text, "Text"))
+    page = opened(browser, plain_url, "classifier", a=text, b=second, label="sad")
+    fields["explain"]["label"] = "sad"
+    result = served(plain_url, "classify", inputs=[[text, second]], **fields)
+    first, other = result["explanations"][0]["texts"]
+    rows = [*rows_of(first, text, "First text"), *rows_of(other, second, "Second text")]
+    check_rows(page, rows)
+    assert "Which words raise or lower the score of sad?" in texts(page, "#explain h3")
+
+
+@pytest.mark.parametrize("kind", ["embedding", "reranker", "sparse", "multi"])
+def test_two_documents_are_explained_by_the_difference_of_their_scores(
+    browser: Browser, plain_url: str, kind: str
+) -> None:
+    page = opened(browser, plain_url, kind, a=QUERY, b=DOCUMENT, c=OTHER)
+
+    def difference(query: str, document: str, other: str) -> float:
+        first, second = scored(plain_url, kind, query, document, other)["scores"]
+        return float(first - second)
+
+    whole = difference(QUERY, DOCUMENT, OTHER)
+    without = [("w9", DOCUMENT, OTHER), ("w7", DOCUMENT, OTHER)]
+    without += [(QUERY, rest, OTHER) for rest in ("w5 w33", "w21 w33", "w21 w5")]
+    without += [(QUERY, DOCUMENT, rest) for rest in ("w51", "w8")]
+    rows = cells(page, EFFECTS)
+    words = [word for text in (QUERY, DOCUMENT, OTHER) for word in text.split()]
+    assert [row[0] for row in rows] == words
+    expected = [whole - difference(*pair) for pair in without]
+    assert [float(row[2]) for row in rows] == pytest.approx(expected, abs=2 * TOLERANCE)
+    place = "above" if whole >= 0 else "below"
+    assert f" ranks {place} " in find(page, ".reading").text
+
+
+def test_number_can_be_checked_as_the_page_says(browser: Browser, plain_url: str) -> None:
+    page = opened(browser, plain_url, "embedding", a="cat", b=FELINE)
+    rows = {(word, name): float(left_out) for word, name, left_out, *_ in cells(page, EFFECTS)}
+    (word, name), largest = max(rows.items(), key=lambda item: abs(item[1]))
+    sentence = next(text for text in texts(page, "#explain .muted") if "To check" in text)
+    assert f"without “{word}” in {name.replace('T', 't')} the result is " in sentence
+    shown = sentence.split("the result is ")[1].split(" ")[0]
+    body = {"cat": ("", FELINE)}.get(word, ("cat", FELINE.replace(f"{word} ", "").strip()))
+    (without,) = scored(plain_url, "embedding", *body)["scores"]
+    assert number(shown) == pytest.approx(without, abs=1e-4)
+    (whole,) = scored(plain_url, "embedding", "cat", FELINE)["scores"]
+    assert largest == pytest.approx(whole - without, abs=TOLERANCE)
+
+
+def test_sentence_names_the_words_with_the_largest_effects(
+    browser: Browser, plain_url: str
+) -> None:
+    page = opened(browser, plain_url, "embedding")
+    rows = [(word, float(left_out)) for word, _, left_out, *_ in cells(page, EFFECTS)]
+    best = max((row for row in rows if row[0].isalpha()), key=lambda row: row[1])[0]
+    raising = find(page, "#explain .heading p").text.split(" raise")[0]
+    assert f"“{best}”" in raising
+    worst, least = min((row for row in rows if row[0].isalpha()), key=lambda row: row[1])
+    if least < -max(abs(value) for _, value in rows) / 10:
+        lowering = find(page, "#explain .heading p").text.split("most.")[1]
+        assert f"“{worst}”" in lowering
+
+
+LONG = "The committee will vote on Tuesday. " * 10 + "A cat sat on it. Rain fell."
+
+
+def test_long_texts_are_explained_by_sentences_and_the_words_of_the_best(
+    browser: Browser, plain_url: str
+) -> None:
+    page = opened(browser, plain_url, "embedding", a="Where did it sit?", b=LONG)
+    explain = {"by": "auto", "of": "both"}
+    result = scored(plain_url, "embedding", "Where did it sit?", LONG, explain=explain)
+    query, document = result["explanations"][0]["texts"]
+    assert document["by"] == "sentences"
+    rows = rows_of(query, "Where did it sit?", "Text A") + rows_of(document, LONG, "Text B")
+    rows += rows_of({"units": document["words"]}, LONG, "Text B")
+    actual = cells(page, EFFECTS)
+    assert [row[:2] for row in actual] == [row[:2] for row in rows]
+    assert len(document["words"]) > 3
+    find(page, "[name=by][value=sentences]").click()
+    run(page, "explain")
+    open_details(page)
+    units = [row[0] for row in cells(page, EFFECTS)]
+    assert units[0] == "Where did it sit?"
+    assert units[-2:] == ["A cat sat on it.", "Rain fell."]
+    find(page, "[name=by][value=words]").click()
+    run(page, "explain")
+    explain = {"by": "words", "of": "both"}
+    result = scored(plain_url, "embedding", "Where did it sit?", LONG, explain=explain)
+    open_details(page)
+    count = sum(len(text["units"]) for text in result["explanations"][0]["texts"])
+    assert len(cells(page, EFFECTS)) == count
+
+
+def test_units_beyond_the_limit_of_tokens_are_refused_with_a_remedy(
+    browser: Browser, plain_url: str
+) -> None:
+    page = opened(browser, plain_url, "embedding", b="A cat sat on it. " * 60, by="words")
+    problem = find(page, "#explain > .problem").text
+    assert problem.startswith("Leaving out the units of the texts takes more than 20000 tokens")
+    find(page, "[name=by][value=auto]").click()
+    run(page, "explain")
+    assert not find(page, "#explain > .problem").text
+    assert "“\N{EN DASH}” was not measured" not in find(page, "#explain .result").text
+
+
+def test_text_beyond_the_maximum_length_is_said_to_be_cut(browser: Browser, plain_url: str) -> None:
+    text = "A cat sat. " * 300
+    page = opened(browser, plain_url, "embedding", b=text)
+    explain = {"by": "auto", "of": "document"}
+    (explained,) = scored(plain_url, "embedding", CAT, text, explain=explain)["explanations"][0][
+        "texts"
+    ]
+    assert explained["end"] < len(text.strip())
+    shown = find(page, "#explain .result").text
+    span = f"characters {explained['start']} to {explained['end']} of the {len(text)} of text B"
+    assert f"The model reads {span}" in shown
+
+
+def test_numbers_that_were_not_measured_are_said_to_be_missing(
+    browser: Browser, plain_url: str
+) -> None:
+    """The drawing of a response of a model without a result for the empty text."""
+    page = opened(browser, plain_url, "embedding")
+    unit = {"start": 0, "end": 3, "left_out": None, "alone": None, "rank": 1}
+    text = {"start": 0, "end": 3, "whole": 0.5, "empty": None, "by": "words", "units": [unit]}
+    result = {"kind": "cosine", "scores": [0.5], "explanations": [{"texts": [text, text]}]}
+    shown = page.execute_script(
+        "return import('./debug/assets/deletion.js').then(({deletionCard}) => {"
+        "const card = deletionCard({path: 'score', body: {queries: 'cat', documents: ['cat']}, "
+        "result: arguments[0]}, {kind: 'embedding'});"
+        "return [card.textContent, [...card.querySelectorAll('.score, td')]"
+        ".map((it) => it.textContent)]; })",
+        result,
+    )
+    assert shown[1] == [
+        *("\N{EN DASH}", "\N{EN DASH}"),
+        *("cat", "Text A", "not measured", "not measured", "1"),
+        *("cat", "Text B", "not measured", "not measured", "1"),
+    ]
+    assert "the rest of the text has no tokens" in shown[0]
+    assert "the empty text has no tokens for this model" in shown[0]
+
+
+def test_offsets_count_code_points(browser: Browser, plain_url: str) -> None:
+    text = "\N{CAT FACE} A cat \N{GRINNING FACE} sat."
+    page = opened(browser, plain_url, "embedding", a=text)
+    words = [row[0] for row in cells(page, EFFECTS) if row[1] == "Text A"]
+    assert words == ["\N{CAT FACE}", "A", "cat", "\N{GRINNING FACE}", "sat", "."]
+
+
+@pytest.mark.parametrize("word", ["cat", "The", "mat", "."])
+def test_struck_word_has_the_number_of_the_explanation(
+    browser: Browser, plain_url: str, word: str
+) -> None:
+    page = opened(browser, plain_url, "embedding")
+    (left_out,) = (float(row[2]) for row in cells(page, EFFECTS) if row[:2] == [word, "Text A"])
+    page.find_element(By.XPATH, f"//*[@role='toolbar']/button[text()='{word}']").click()
+    until(lambda: texts(page, "#whatif td"))
+    ((name, before, after, difference),) = cells(page, "Result of the served model")
+    assert name == "cosine similarity"
+    rest = {
+        "cat": "The sat on the mat.",
+        "The": "cat sat on the mat.",
+        "mat": "The cat sat on the .",
+        ".": "The cat sat on the mat",
+    }[word]
+    assert find(page, "[name=edited-a]").get_property("value") == rest
+    (expected,) = scored(plain_url, "embedding", rest, FELINE)["scores"]
+    assert float(after) == pytest.approx(expected, abs=TOLERANCE)
+    assert float(difference) == pytest.approx(-left_out, abs=2 * TOLERANCE)
+    assert float(after) - float(before) == pytest.approx(float(difference), abs=1e-9)
+    assert f"“{word}” was left out before: the explanation says" in find(page, "#whatif").text
+    address = page.current_url
+    find(page, "#whatif .undo").click()
+    until(lambda: "Nothing is struck out or edited" in find(page, "#whatif").text)
+    restored = open_page(page, address, has_gradients=False)
+    until(lambda: texts(restored, "#whatif td"))
+    assert texts(restored, ".strike[aria-pressed=true]") == [word]
+    assert float(cells(restored, "Result of the served model")[0][2]) == float(after)
+
+
+def test_sum_of_several_struck_words_is_said_to_be_inexact(
+    browser: Browser, plain_url: str
+) -> None:
+    page = opened(browser, plain_url, "embedding")
+    for word in ("cat", "sat"):
+        page.find_element(By.XPATH, f"//*[@role='toolbar']/button[text()='{word}']").click()
+    until(partial(shows, page, "#whatif", "The sum is not exact"))
+    assert find(page, "[name=edited-a]").get_property("value") == "The on the mat."
+    rows = {row[0]: float(row[2]) for row in cells(page, EFFECTS) if row[1] == "Text A"}
+    shown = find(page, "#whatif .outcome").text.split("a change of ")[1].split(". The")[0]
+    assert number(shown) == pytest.approx(-rows["cat"] - rows["sat"], abs=1e-4)
+
+
+@pytest.mark.parametrize("edited", ["A dog ran.", " "])
+def test_edited_text_moves_the_similarity(browser: Browser, plain_url: str, edited: str) -> None:
+    page = opened(browser, plain_url, "embedding")
+    type_text(page, "edited-b", edited)
+    until(lambda: texts(page, "#whatif td"))
+    (expected,) = scored(plain_url, "embedding", CAT, edited)["scores"]
+    until(
+        lambda: (
+            float(cells(page, "Result of the served model")[0][2])
+            == pytest.approx(expected, abs=TOLERANCE)
+        )
+    )
+
+
+def test_edited_text_moves_score_rank_and_labels(browser: Browser, plain_url: str) -> None:
+    page = opened(browser, plain_url, "reranker", a=QUERY, b=DOCUMENT, c=OTHER)
+    page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='w5']").click()
+    until(lambda: texts(page, "#whatif td"))
+    rows = {row[0]: row[1:] for row in cells(page, "Result of the served model")}
+    first, other = scored(plain_url, "reranker", QUERY, "w21 w33", OTHER)["scores"]
+    assert float(rows["score (logit)"][1]) == pytest.approx(first, abs=TOLERANCE)
+    place = "1st of 2" if first >= other else "2nd of 2"
+    assert rows["rank of the document"][1] == place
+    page = opened(browser, plain_url, "classifier", a="w5 w6 w7")
+    type_text(page, "edited-a", "w5 w6")
+    until(lambda: texts(page, "#whatif td"))
+    (after,) = served(plain_url, "classify", model="classifier", inputs=["w5 w6"])["labels"]
+    rows = {row[0]: row[1:] for row in cells(page, "Result of the served model")}
+    assert rows["predicted label"][1] == after[0]["label"]
+    for label in after:
+        value = float(rows[f"score of {label['label']}"][1])
+        assert value == pytest.approx(label["score"], abs=TOLERANCE)
+
+
+def test_reading_compares_with_unrelated_texts(browser: Browser, plain_url: str) -> None:
+    page = opened(browser, plain_url, "embedding")
+    unrelated = page.execute_script(
+        "return import('./debug/assets/reading.js').then(({UNRELATED}) => UNRELATED)"
+    )
+    mean = np.mean(scored(plain_url, "embedding", CAT, *unrelated)["scores"])
+    reading = find(page, ".reading").text
+    shown = reading.split("text A has a cosine similarity of ")[1].split(" ")[0]
+    assert number(shown) == pytest.approx(mean, abs=0.006)
+
+
+def test_token_classifier_is_said_to_have_no_explanation(browser: Browser, plain_url: str) -> None:
+    browser.get(f"{plain_url}/debug?model=tags")
+    page = browser
+    until(lambda: find(page, "#unexplained").is_displayed())
+    assert "this page has no explanation" in find(page, "#unexplained").text
+    assert not find(page, "#explain").is_displayed()
+    assert not find(page, ".texts").is_displayed()
+
+
+def test_page_without_gradients_has_no_failing_requests(browser: Browser, plain_url: str) -> None:
+    browser.get_log("browser")  # type: ignore[no-untyped-call]
+    browser.get_log("performance")  # type: ignore[no-untyped-call]
+    page = opened(browser, plain_url, "embedding")
+    run(page, "compare")
+    entries = page.get_log("performance")  # type: ignore[no-untyped-call]
+    events = [json.loads(entry["message"])["message"] for entry in entries]
+    responses = [
+        event["params"]["response"]
+        for event in events
+        if event["method"].endswith("eceived") and "response" in event["params"]
+    ]
+    answers = {urlsplit(own["url"]).path: own["status"] for own in responses}
+    assert {"/score", "/debug"} <= answers.keys()
+    assert {status for path, status in answers.items() if path} == {200}
+    assert not [path for path in answers if path.startswith("/debug/") and "assets" not in path]
+    for entry in page.get_log("browser"):  # type: ignore[no-untyped-call]
+        assert entry["level"] not in ("SEVERE", "WARNING"), entry
+
+
+def test_charts_are_absent_without_their_library(plain_url: str) -> None:
+    assert httpx2.get(f"{plain_url}/debug/assets/plotly.min.js").status_code == 404
+    assert httpx2.get(f"{plain_url}/debug/assets/charts.js").status_code == 200
+
+
+def test_page_is_absent_if_it_is_disabled(settings: Settings) -> None:
+    server = settings.server.model_copy(update={"page": False})
+    with serving(create_app(settings.model_copy(update={"server": server}))) as client:
+        for path in ("/debug", "/debug/assets/page.js"):
+            response = client.get(path)
+            assert response.status_code == 404
+            assert "VITRINE_SERVER__PAGE" in response.json()["detail"]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx2
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,6 +20,8 @@ from tests.service.page.browsing import (
     open_page,
     post,
     run,
+    second_opinion,
+    served,
     texts,
     type_text,
     until,
@@ -48,15 +51,17 @@ def exported(browser: Browser, tmp_path: Path) -> Iterator[Export]:
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "default"})
 
 
-@pytest.mark.usefixtures("page")
-def test_json_has_requests_and_responses(url: str, exported: Export) -> None:
+def test_json_has_requests_and_responses(page: Browser, url: str, exported: Export) -> None:
+    second_opinion(page)
     record = json.loads(exported("explain", "json").read_text())
-    pair, *_, last = record["runs"]
-    assert pair["request"]["a"] == CAT
+    first, _, pair, *_, last = record["runs"]
+    body = {"queries": CAT, "documents": [FELINE], "explain": {"by": "words", "of": "both"}}
+    assert (first["path"], first["request"]) == ("score", body)
+    assert first["response"].keys() == served(url, "score", **body).keys()
     expected = post(url, "attribute/pair", a=CAT, b=FELINE)
     assert pair["response"]["matrix"] == [pytest.approx(row) for row in expected["matrix"]]
     assert last["path"] == "debug/attribute"
-    assert record["model"] == expected["model"]
+    assert record["model"] == httpx2.get(f"{url}/info").json()
 
 
 def test_csv_has_the_exact_numbers_of_the_tables(page: Browser, url: str, exported: Export) -> None:
@@ -82,6 +87,7 @@ def test_csv_has_the_exact_numbers_of_the_tables(page: Browser, url: str, export
 
 
 def test_picture_shows_the_result(page: Browser, exported: Export) -> None:
+    second_opinion(page)
     size = find(page, "#explain .result").size
     picture = Image.open(exported("explain", "picture")).convert("RGB")
     assert picture.width == pytest.approx(2 * (size["width"] + 48), abs=4)
@@ -100,6 +106,7 @@ def test_picture_shows_the_result(page: Browser, exported: Export) -> None:
 def test_report_opens_without_a_service_and_requests_nothing(
     page: Browser, url: str, exported: Export
 ) -> None:
+    second_opinion(page)
     page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='cat']").click()
     until(lambda: "Difference" in find(page, "#whatif").text)
     figure = find(page, ".figure strong").text
@@ -133,7 +140,7 @@ def test_report_opens_without_a_service_and_requests_nothing(
         else:
             assert find(page, ".chart svg").is_displayed()
         record = json.loads(find(page, "#data").get_attribute("textContent") or "")
-        assert record["runs"][0]["response"]["tokens" if file != report else "tokens_a"]
+        assert record["runs"][0]["response"]["tokens" if file != report else "explanations"]
         assert "script" not in page.execute_script(
             "return [...document.querySelectorAll('[src], script:not([type]), link')]"
             ".map((e) => e.tagName.toLowerCase())"

