@@ -19,7 +19,7 @@ from selenium.webdriver.support.ui import WebDriverWait
 
 IMAGES = Path(__file__).with_name("images")
 WIDTH, HEIGHT = 1200, 1190
-# A run takes about a second. The first one starts the gradient process.
+# The first page starts the gradient process.
 TIMEOUT_S = 120
 
 
@@ -50,7 +50,7 @@ def picture(browser: webdriver.Chrome, url: str, scheme: str) -> bytes:
     feature = {"name": "prefers-color-scheme", "value": scheme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
     browser.get(f"{url}/debug")
-    done = (By.CSS_SELECTOR, "[role=tabpanel][aria-busy=false]")
+    done = (By.CSS_SELECTOR, ".second[aria-busy=false]")
     WebDriverWait(browser, TIMEOUT_S).until(lambda driver: driver.find_elements(*done))
     image = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
     file = io.BytesIO()

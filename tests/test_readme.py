@@ -23,7 +23,7 @@ PAGES = [
     README,
     *(
         (ROOT / f"service{part}/README.md").read_text()
-        for part in ("", "/api", "/debug", "/api/compat")
+        for part in ("", "/api", "/debug", "/page", "/api/compat")
     ),
 ]
 

@@ -197,7 +197,8 @@ GUARDS = (
     ),
     Guard(
         "service/page/static/runs.js",
-        "  const isStale = asked !== section.asked;\n",
+        "  const isStale = section.runs.length > 0 && "
+        "!section.isRunning && !isCurrent(name, section.inputs);\n",
         "  const isStale = false;\n",
         f"{_P}test_use.py::test_edited_text_marks_the_result_as_old_and_removes_its_checks",
     ),
@@ -211,13 +212,37 @@ GUARDS = (
         "service/page/static/faithfulness.js",
         "(sufficiency < random.sufficiency)",
         "(sufficiency > random.sufficiency)",
-        f"{_P}test_explain.py::test_faithfulness_is_judged_by_random_words",
+        f"{_P}test_second_opinion.py::test_faithfulness_is_judged_by_random_words",
     ),
     Guard(
         "service/page/static/whatif.js",
         "struckOf(side.side).value = [...struck].join();",
         "",
-        f"{_P}test_explain.py::test_struck_word_moves_the_similarity_of_the_served_model",
+        f"{_P}test_explain.py::test_struck_word_has_the_number_of_the_explanation",
+    ),
+    Guard(
+        "service/page/static/tokens.js",
+        'joined = !isSpaced ? before + after : after ? before + after.replace(STARTS, "")',
+        "joined = !isSpaced ? before + after : after ? before + after",
+        f"{_P}test_explain.py::test_struck_word_has_the_number_of_the_explanation",
+    ),
+    Guard(
+        "service/page/static/second.js",
+        "unit.score * gradient < 0",
+        "unit.score * gradient > 0",
+        f"{_P}test_second_opinion.py::test_gradients_of_both_texts_follow_the_first_answer",
+    ),
+    Guard(
+        "service/page/static/deletion.js",
+        "score: less(0, unit.score), alone: less(0, unit.alone)",
+        "score: unit.score, alone: unit.alone",
+        f"{_P}test_explain.py::test_two_documents_are_explained_by_the_difference_of_their_scores",
+    ),
+    Guard(
+        "service/page/routes.py",
+        "if not state_of(request).settings.server.page:",
+        "if False:",
+        f"{_P}test_explain.py::test_page_is_absent_if_it_is_disabled",
     ),
     Guard(
         "service/page/static/colours.js",

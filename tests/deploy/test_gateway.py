@@ -78,9 +78,13 @@ def free_port() -> int:
 
 @contextmanager
 def gateway(
-    folder: Path, handler: type[StreamRequestHandler] = _Worker, **environment: str
+    folder: Path,
+    handler: type[StreamRequestHandler] = _Worker,
+    *,
+    has_gradients: bool = True,
+    **environment: str,
 ) -> Iterator[str]:
-    """Yield the URL of a gateway in front of one worker."""
+    """Yield the URL of a gateway in front of one worker, which has gradients or not."""
     worker = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=worker.serve_forever, daemon=True).start()
     port = free_port()
@@ -90,9 +94,14 @@ def gateway(
     # Docker's DNS names the workers.
     text = re.sub(r"resolvers docker\n(    .*\n)+", "", text)
     text = text.replace(" resolvers docker init-addr none", "")
+    # Nobody listens on a free port.
+    ports = {
+        "encode": worker.server_port,
+        "debug": worker.server_port if has_gradients else free_port(),
+    }
     text = re.sub(
-        r"server-template worker \d+ \w+:8000",
-        f"server worker 127.0.0.1:{worker.server_port}",
+        r"server-template worker \d+ (\w+):8000",
+        lambda match: f"server worker 127.0.0.1:{ports[match[1]]}",
         text,
     )
     file.write_text(text)
@@ -132,6 +141,13 @@ def test_routes_that_concern_one_worker_are_denied(tmp_path: Path) -> None:
             ("POST", "/%6Dodels/a"),
         ):
             assert status(url, method, path) == 403, path
+
+
+def test_page_comes_from_workers_without_gradients_if_there_are_no_others(tmp_path: Path) -> None:
+    with gateway(tmp_path, has_gradients=False) as url:
+        eventually(lambda: status(url, "GET", "/debug") == 200)
+        assert status(url, "GET", "/debug/assets/page.js") == 200
+        assert status(url, "GET", "/debug/capabilities") == 503
 
 
 def test_rate_limit_applies_to_each_key_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import { chart } from "./charts.js";
 import { colour } from "./colours.js";
+import { textNames } from "./deletion.js";
 import { element, facts, mark, muted, shown } from "./dom.js";
 import { faithfulness } from "./faithfulness.js";
 import { number, table } from "./tables.js";
@@ -21,10 +22,6 @@ const MEANINGS = {
   smoothgrad: "Slope times the token vector, as the mean over noisy copies of the text.",
   occlusion: "Change of the number if a word is replaced by the baseline.",
 };
-
-// Names of the texts, by kind of model.
-const DOCUMENTS = ["Query", "Document", "Other document"];
-const TEXTS = { reranker: DOCUMENTS, multi: DOCUMENTS, classifier: ["First text", "Second text"] };
 
 const SIGNS = "Positive scores speak for the document, negative ones for the other document.";
 
@@ -61,10 +58,10 @@ export function drawAttribution(runs, inputs, { kind }) {
       element("div", { className: "heading" }, element("h3", {}, NAMES[run.body.method]), rowLegend(rows, isSigned)),
       muted(MEANINGS[run.body.method]),
       ...(rows.length === 3 && isSigned ? [muted(SIGNS)] : []),
-      ...passages(rows, TEXTS[kind] ?? [kind === "embedding" ? "Text A" : "Text"], isSigned),
+      ...passages(rows, textNames(kind, rows.length > 1), isSigned),
       totals(run.result, run.body.target),
       ...faithfulness(run.result),
-      ranking(rows, TEXTS[kind]),
+      ranking(rows, rows.length > 1 ? textNames(kind, true) : null),
       ...(run.result.path ? [pathChart(run.result.path)] : []));
   });
   return [...articles, ...alignmentTables(runs[0])];
@@ -87,7 +84,7 @@ export function alignmentTables({ body, result }) {
   const tables = [1, 2].map((input) => result.alignment.filter(({ document }) => tokens[document].input === input));
   const drawn = tables.filter((pairs) => pairs.length).map((pairs, index) => {
     const sum = pairs.reduce((all, { value }) => all + value, 0);
-    return table(`${DOCUMENTS[index + 1]}: MaxSim ${shown(sum)}`, ["Query token", "Most similar token", "Dot product"],
+    return table(`${textNames("multi")[index + 1]}: MaxSim ${shown(sum)}`, ["Query token", "Most similar token", "Dot product"],
       pairs.map(({ query, document, value }) => [tokens[query].content, tokens[document].content, number(value)]));
   });
   return [element("article", { className: "method" }, element("h3", {}, "Alignment"), element("div", { className: "columns" }, ...drawn))];
@@ -111,14 +108,16 @@ export function totals(result, target) {
     "sum of scores": shown(result.sum),
     ...(result.value !== null && { [valueName(target, result)]: shown(result.value) }),
     ...(result.baseline_value !== null && { "value at the baseline": shown(result.baseline_value) }),
-    ...(complete && {
-      "error of the sum / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
-      "error of a score / allowed": `${shown(complete.score_error)} / ${shown(complete.score_allowed)}`,
-      completeness: mark(complete.converged, ["converged", "not converged"]),
-      evaluations: complete.evaluations,
-    }),
+    ...(complete && completeness(complete)),
   });
 }
+
+export const completeness = (complete) => ({
+  "error of the sum / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
+  "error of a score / allowed": `${shown(complete.score_error)} / ${shown(complete.score_allowed)}`,
+  completeness: mark(complete.converged, ["converged", "not converged"]),
+  evaluations: complete.evaluations,
+});
 
 function pathChart(path) {
   const trace = {

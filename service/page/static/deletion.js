@@ -5,7 +5,7 @@ import { number, table } from "./tables.js";
 import { isWord, largest, legend, scored, slice } from "./tokens.js";
 
 const DOCUMENTS = ["Query", "Document", "Other document"];
-export const textNames = ({ kind }, isPair) =>
+export const textNames = (kind, isPair) =>
   kind === "embedding" ? ["Text A", "Text B", "Text C"] : kind === "classifier" ? (isPair ? ["First text", "Second text"] : ["Text"]) : DOCUMENTS;
 
 const SCORES = {
@@ -21,7 +21,7 @@ export const nameOf = ({ result }) => SCORES[result.kind] ?? `score of ${result.
 export function explainedTexts({ body, result }, model) {
   const [first, other] = result.explanations.map(({ texts }) => texts);
   const contents = body.queries === undefined ? [body.inputs].flat(2) : [body.queries, ...body.documents];
-  const names = textNames(model, first.length > 1);
+  const names = textNames(model.kind, first.length > 1);
   const named = (explained, index) => ({
     ...explained, name: names[index], input: "abc"[index], content: contents[index],
     units: explained.units.map((unit) => shownUnit(unit, contents[index], explained.by)),

@@ -1,7 +1,7 @@
 // Contributions of pairs of words to a similarity: linked rows of words, a ranked list and a heat map.
 
 import { diverging } from "./colours.js";
-import { card, element, facts, listed, mark, percent, raw, shown } from "./dom.js";
+import { card, element, facts, listed, percent, raw, shown } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { number, table } from "./tables.js";
 import { chips, isWord, largest, legend, unitsOf } from "./tokens.js";
@@ -117,13 +117,3 @@ export function equation({ sum, similarity, delta, reference_terms: terms }, nam
     "=", term(similarity, name),
     element("span", { className: "muted" }, `numerical error ${shown(delta)}`));
 }
-
-export function completeness(complete) {
-  return facts({
-    "error of the sum / allowed": `${shown(complete.error)} / ${shown(complete.allowed)}`,
-    "error of a score / allowed": `${shown(complete.score_error)} / ${shown(complete.score_allowed)}`,
-    completeness: mark(complete.converged, ["converged", "not converged"]),
-    evaluations: complete.evaluations,
-  });
-}
-

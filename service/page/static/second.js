@@ -1,10 +1,10 @@
 // The second opinion: gradients of the reference model beside the numbers of the served model.
 
-import { alignmentTables, totals } from "./attribution.js";
-import { card, details, element, listed, muted, shown, signed } from "./dom.js";
+import { alignmentTables, completeness, totals } from "./attribution.js";
+import { card, details, element, facts, listed, muted, signed } from "./dom.js";
 import { explainedTexts, inSentence, matterOf, nameOf, quoted } from "./deletion.js";
 import { agrees, faithfulness } from "./faithfulness.js";
-import { completeness, equation, pairCards } from "./pairs.js";
+import { equation, pairCards } from "./pairs.js";
 import { secondText, TARGETS } from "./questions.js";
 import { number, table } from "./tables.js";
 import { largest, legend, scored } from "./tokens.js";
@@ -131,6 +131,6 @@ const exactness = (pair, found, name) => details("How exact are the gradients?",
   ...(pair ? [equation(pair.result, name)] : []),
   element("div", { className: "columns" },
     ...(pair?.result.completeness ?? []).map((complete, index) =>
-      element("div", {}, element("h4", {}, `Path integral of the pairs, text ${"AB"[index]}`), completeness(complete))),
+      element("div", {}, element("h4", {}, `Path integral of the pairs, text ${"AB"[index]}`), facts(completeness(complete)))),
     ...found.map(({ key, result, body }) =>
       element("div", {}, element("h4", {}, `Integrated gradients${key.length === 1 ? ` of text ${key.toUpperCase()}` : ""}`), totals(result, body.target)))));
