@@ -23,7 +23,6 @@ from service.inference.errors import (
     VitrineError,
 )
 from service.inference.explain.deletion import (
-    Deletion,
     Deletions,
     ShapleyValues,
     TextEffects,
@@ -31,6 +30,7 @@ from service.inference.explain.deletion import (
     UnitEffect,
     UnitValue,
 )
+from service.inference.explain.options import Deletion, Highlights, Terms
 from service.inference.explain.terms import Explanation, Term, TextToken
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.classification import Classification
@@ -69,6 +69,7 @@ __all__ = [
     "EngineError",
     "Entity",
     "Explanation",
+    "Highlights",
     "InferenceFailed",
     "InvalidInput",
     "Lease",
@@ -89,6 +90,7 @@ __all__ = [
     "SyncModel",
     "Tags",
     "Term",
+    "Terms",
     "TextEffects",
     "TextToken",
     "TextValues",

@@ -11,19 +11,18 @@ from numpy.typing import NDArray
 from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
 from service.inference.explain.deletion import (
-    Deletion,
     Deletions,
     ShapleyValues,
     TextEffects,
     TextValues,
     UnitEffect,
-    UnitKind,
     effects_of,
     unit_spans,
     values_of,
     with_units,
     without,
 )
+from service.inference.explain.options import MAX_TOKENS, Deletion, UnitKind
 from service.inference.explain.shapley import Subsets, subsets_of
 from service.inference.model.scoring import FurtherInputs, Input
 from service.inference.model.variant_texts import VariantTexts
@@ -34,11 +33,14 @@ from service.inference.tokenizing.rows import Span
 # Scores and logits of an input, `(2, C)`.
 Values = NDArray[np.float64]
 
-# Maximum number of characters of all variants, per token of the limit: a word of thousands of
-# characters can be one token.
+# Number of characters of variants that count as a token at least: a word of thousands of characters
+# can be one token, and variants take memory.
 _CHARS_PER_TOKEN = 16
 # With `by="auto"`: maximum number of sentences whose words are left out.
 _BEST_SENTENCES = 2
+# With `by="auto"` and no other limit: number of tokens per token of the explained texts, which
+# suffices for each of 12 sentences alone and left out; and the least, for all words of a sentence.
+_AUTO_TOKENS, _LEAST_AUTO_TOKENS = 16, 4000
 
 
 @dataclass(frozen=True)
@@ -112,14 +114,16 @@ class DeletionPlanner:
     labels: Sequence[str] = ()
     known: Mapping[Input, Values] = field(default_factory=dict)
     tokens: int = 0
-    _chars: int = 0
+    _max_tokens: int = MAX_TOKENS
     _parts: list[Part] = field(default_factory=list)
     _of: list[range] = field(default_factory=list)  # indices of the parts of each input
     _chosen: list[Input] = field(default_factory=list)
     _values: dict[Input, Values] = field(default_factory=dict)
-    # With `by="auto"`: number of tokens of each input, and without the part; remaining tokens.
+    # Number of tokens of each input, and without the part; remaining tokens. Not of Shapley values.
     _lengths: list[tuple[int, int]] = field(default_factory=list)
     _remaining: list[int] = field(default_factory=list)
+    # Variants of each part without a unit or word, where these are left out.
+    _variants: list[dict[Span, Input]] = field(default_factory=list)
     _words: dict[int, list[Span]] = field(default_factory=dict)
 
     @cached_property
@@ -138,12 +142,13 @@ class DeletionPlanner:
 
     def first(self, truncated: Sequence[bool]) -> Sequence[Input]:
         """Return the variants that run together with the inputs."""
+        self._max_tokens = self.deletion.max_tokens or MAX_TOKENS
         for index, is_truncated in enumerate(truncated):
             self._check_deadline()
             own = self._parts_of(index, is_truncated)
             self._of.append(range(len(self._parts), len(self._parts) + len(own)))
             self._parts += own
-        wanted = self._auto() if self.deletion.by == "auto" else self._every()
+        wanted = self._kept() if self._is_shapley else self._left_out()
         wholes = (part.whole for part in self._parts)
         known = {*self.inputs}
         variants = dict.fromkeys((*wholes, *wanted))
@@ -158,15 +163,15 @@ class DeletionPlanner:
         return self._chosen
 
     def second(self) -> Sequence[Input]:
-        """Return the variants that depend on the results of the first: those of "auto"."""
-        if self.deletion.by != "auto":
+        """Return the variants that depend on the results of the first."""
+        if not any(self._remaining):
             return []
         again = (
             0
             if self._texts.are_read_together
             else self._texts.tokens([p.whole for p in self._parts])
         )
-        left = int(0.95 * self.deletion.max_tokens) - self.tokens - again
+        left = int(0.95 * self._max_tokens) - self.tokens - again
         scale = min(1.0, max(0, left) / max(1, sum(self._remaining)))
         self._remaining = [int(scale * remaining) for remaining in self._remaining]
         wanted: list[Input] = []
@@ -175,31 +180,32 @@ class DeletionPlanner:
         new = (variant for variant in dict.fromkeys(wanted) if variant not in self._values)
         return self._texts.with_result(new)
 
-    def deletions(self) -> list[Deletions]:
-        """Return the explanation of each input by deletion; none with `method="shapley"`."""
+    def deletions(self) -> dict[int, Deletions]:
+        """Return the explanations by deletion, by index; none with `method="shapley"`."""
         if self._is_shapley:
-            return []
-        return [
-            Deletions(
-                [self._effects(at, raw=False) for at in self._of[index]],
-                [self._effects(at, raw=True) for at in self._of[index]],
+            return {}
+        return {
+            index: Deletions(
+                [self._effects(at, raw=False) for at in parts],
+                [self._effects(at, raw=True) for at in parts],
                 self._label_of(index),
             )
-            for index in range(len(self.inputs))
-        ]
+            for index, parts in enumerate(self._of)
+            if parts
+        }
 
-    def shapley_values(self) -> list[ShapleyValues]:
-        """Return the Shapley values of each input; none with another method."""
+    def shapley_values(self) -> dict[int, ShapleyValues]:
+        """Return the Shapley values, by index; none with another method."""
         if not self._is_shapley:
-            return []
-        return [
-            ShapleyValues(
-                [self._shapley(at, raw=False) for at in self._of[index]],
-                [self._shapley(at, raw=True) for at in self._of[index]],
+            return {}
+        return {
+            index: ShapleyValues(
+                [self._shapley(at, raw=False) for at in parts],
+                [self._shapley(at, raw=True) for at in parts],
                 self._label_of(index),
             )
-            for index in range(len(self.inputs))
-        ]
+            for index, parts in enumerate(self._of)
+        }
 
     @property
     def _is_shapley(self) -> bool:
@@ -217,9 +223,9 @@ class DeletionPlanner:
         parts: list[Part] = []
         for text in chosen:
             content = whole if isinstance(whole, str) else whole[text]
-            by: UnitKind = "sentences" if self.deletion.by == "auto" else self.deletion.by
+            by = self.deletion.units
             units = unit_spans(content, by)
-            if self.deletion.by == "auto" and len(units) < 2:
+            if self.deletion.is_auto and len(units) < 2:
                 by, units = "words", unit_spans(content, "words")
             parts.append(Part(index, text, spans[text], whole, by, units, self._subsets(units)))
         return parts
@@ -229,7 +235,8 @@ class DeletionPlanner:
             return np.empty((0, len(units)), bool)
         return subsets_of(len(units), self.deletion.samples_of(len(units)), self.deletion.seed)
 
-    def _every(self) -> Iterable[Input]:
+    def _kept(self) -> Iterable[Input]:
+        """Return the texts with each subset of the units, for Shapley values."""
         # Refused before they take memory: each variant has at least the tokens of the empty one.
         distinct = {
             part.whole if self._texts.are_read_together else part.content: part
@@ -242,46 +249,34 @@ class DeletionPlanner:
             empty = part.with_text("") if self._texts.are_read_together else ""
             if empty not in shortest:
                 shortest[empty] = self._texts.length(part.with_text(""), part.text)
-            variants = 2 * len(part.units) or 1
-            if self._is_shapley:
-                variants = len(np.unique(part.subsets, axis=0))
-            tokens += variants * shortest[empty]
-            self._check(tokens <= self.deletion.max_tokens)
-        for part in self._parts:
-            count = len(part.subsets) // 2 if self._is_shapley else len(part.units)
-            self._count_chars((count + 1) * len(part.content))
+            tokens += len(np.unique(part.subsets, axis=0)) * shortest[empty]
+            self._check(tokens <= self._max_tokens)
+        chars = sum((len(part.subsets) // 2 + 1) * len(part.content) for part in self._parts)
+        self._check(chars <= self._max_tokens * _CHARS_PER_TOKEN)
         for part in self._parts:
             yield part.with_text("")
-            if self._is_shapley:
-                yield from part.with_subsets
-            else:
-                yield from map(part.without, part.units)
-                yield from map(part.alone, part.units)
+            yield from part.with_subsets
 
-    def _auto(self) -> Iterable[Input]:
+    def _left_out(self) -> Iterable[Input]:
         """Return each unit alone and, if the tokens suffice, the texts without each unit."""
-        empties = [part.with_text("") for part in self._parts]
         wholes = [part.whole for part in self._parts]
         self._lengths = [
-            (self._texts.length(part.whole, part.text), self._texts.length(empty, part.text))
-            for part, empty in zip(self._parts, empties, strict=True)
+            (self._length(part, part.content), self._length(part, "")) for part in self._parts
         ]
         # Estimates are a bit low, because a variant can split otherwise. The inputs run too, and of
         # texts that are encoded separately, the other text again with the second variants.
         base = self._texts.tokens([*self.inputs, *wholes])
-        available = int(0.95 * self.deletion.max_tokens) - base * (
+        if self.deletion.max_tokens is None and self.deletion.is_auto:
+            self._max_tokens = min(MAX_TOKENS, max(_LEAST_AUTO_TOKENS, _AUTO_TOKENS * base))
+        available = int(0.95 * self._max_tokens) - base * (
             1 if self._texts.are_read_together else 2
         )
-        alone = [
-            rest + len(part.units) * (rest + 1) + length - rest
-            for part, (length, rest) in zip(self._parts, self._lengths, strict=True)
-        ]
-        available -= sum(alone)
-        self._check(available >= 0)
+        available -= self._keep(available)
+        self._variants = [{} for _ in self._parts]
         wanted: list[Input] = []
-        for part, empty in zip(self._parts, empties, strict=True):
-            self._count_chars(2 * len(part.content))
-            wanted += [empty, *map(part.alone, part.units)]
+        for part in self._parts:
+            self._check_deadline()
+            wanted += [part.with_text(""), *map(part.alone, part.units)]
         left_out = [
             len(part.units) * (length + 1)
             for part, (length, _) in zip(self._parts, self._lengths, strict=True)
@@ -295,12 +290,45 @@ class DeletionPlanner:
             if own < left_out[at]:
                 self._remaining[at] = own
                 continue
-            self._count_chars(len(part.units) * len(part.content))
-            wanted += map(part.without, part.units)
+            wanted += self._without(at, part.units)
             with_words += [at] if part.by == "sentences" else []
         for at in with_words:
             self._remaining[at] = available // len(with_words)
         return wanted
+
+    def _without(self, at: int, units: Sequence[Span]) -> list[Input]:
+        """Return the variants of a part without each of some units, and remember them."""
+        variants = [self._parts[at].without(unit) for unit in units]
+        self._variants[at].update(zip(units, variants, strict=True))
+        return variants
+
+    def _length(self, part: Part, variant: str) -> int:
+        """Return the number of tokens of the input with a variant, or more if these are long."""
+        tokens = self._texts.length(part.with_text(variant), part.text)
+        return max(tokens, len(variant) // _CHARS_PER_TOKEN)
+
+    def _keep(self, available: int) -> int:
+        """Keep the parts of the first inputs, as far as the tokens suffice for their units alone.
+
+        Returns the number of these tokens.
+        """
+        used, kept = 0, 0
+        for own in self._of:
+            cost = sum(
+                rest + len(part.units) * (rest + 1) + length - rest
+                for part, (length, rest) in zip(
+                    self._parts[own.start : own.stop],
+                    self._lengths[own.start : own.stop],
+                    strict=True,
+                )
+            )
+            if used + cost > available:
+                break
+            used, kept = used + cost, own.stop
+        self._check(kept > 0)
+        self._parts, self._lengths = self._parts[:kept], self._lengths[:kept]
+        self._of = [own if own.stop <= kept else range(0) for own in self._of]
+        return used
 
     def _refined(self, at: int, part: Part) -> Iterable[Input]:
         """Return further variants of a text, by what its units alone and left out have shown."""
@@ -312,9 +340,8 @@ class DeletionPlanner:
             fit = remaining // (length + 1)
             largest = np.argsort([-abs(effect.alone or 0.0) for effect in effects], kind="stable")
             chosen = [part.units[index] for index in largest[:fit].tolist()]
-            self._count_chars(len(chosen) * len(part.content))
-            return [*map(part.without, chosen)]
-        if part.by == "words":
+            return self._without(at, chosen)
+        if part.by == "words" or not self.deletion.is_auto:
             return []
         by_rank = sorted(range(len(effects)), key=lambda index: effects[index].rank)
         wanted: list[Input] = []
@@ -326,9 +353,8 @@ class DeletionPlanner:
             remaining -= len(words) * (length + rest + 2) + length
             if remaining < 0:
                 break
-            self._count_chars(len(words) * len(part.content))
             self._words.setdefault(at, []).extend(words)
-            wanted += [*map(part.without, words), *map(part.alone, words)]
+            wanted += [*self._without(at, words), *map(part.alone, words)]
         return wanted
 
     def _shapley(self, at: int, *, raw: bool) -> TextValues:
@@ -358,9 +384,10 @@ class DeletionPlanner:
         assert whole is not None  # noqa: S101 - it has run
 
         def effects(units: Sequence[Span]) -> list[UnitEffect]:
+            variants = map(self._variants[at].get, units)
             return effects_of(
                 *(part.read[0], units, whole, empty),
-                [value(part.without(unit)) for unit in units],
+                [None if variant is None else value(variant) for variant in variants],
                 [value(part.alone(unit)) for unit in units],
             )
 
@@ -380,18 +407,13 @@ class DeletionPlanner:
     def _count(self, tokens: int) -> None:
         """Count the tokens of all rows of a run, and refuse too many."""
         self.tokens += tokens
-        self._check(self.tokens <= self.deletion.max_tokens)
-
-    def _count_chars(self, count: int) -> None:
-        """Count characters of variants before these take memory, and refuse too many."""
-        self._chars += count
-        self._check(self._chars <= self.deletion.max_tokens * _CHARS_PER_TOKEN)
+        self._check(self.tokens <= self._max_tokens)
 
     def _check(self, fits: bool) -> None:
         if not fits:
-            coarser = "" if self.deletion.by == "auto" else ', or by "auto"'
+            coarser = "" if self.deletion.is_auto else ', or by "auto"'
             raise InvalidInput(
-                f"leaving out the units of the texts takes more than {self.deletion.max_tokens} "
+                f"leaving out the units of the texts takes more than {self._max_tokens} "
                 f"tokens; explain fewer or shorter texts{coarser}",
                 code="too_many_tokens",
                 pointer="/explain",

@@ -7,13 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.inference.errors import InvalidInput
-from service.inference.explain.deletion import (
-    Deletion,
-    effects_of,
-    unit_spans,
-    with_units,
-    without,
-)
+from service.inference.explain.deletion import effects_of, unit_spans, with_units, without
+from service.inference.explain.options import Deletion
 
 TEXTS = st.text("ab'.,!? \n\t猫眠é😀", max_size=40)
 

@@ -99,8 +99,8 @@ def test_values_of_labels_and_of_both_texts(
     result = label_model.classify(
         ["w5 w9", ("cat", "w7 w8")], explain=vitrine.Deletion(method="shapley", by="words")
     )
-    assert [len(values.texts) for values in result.shapley_values] == [1, 2]
-    for values in result.shapley_values:
+    assert [len(values.texts) for values in result.shapley_values.values()] == [1, 2]
+    for values in result.shapley_values.values():
         for text in values.texts:
             total = sum(unit.value for unit in text.units)
             assert total == pytest.approx(text.whole - text.empty, abs=1e-6)
