@@ -440,7 +440,7 @@ GUARDS = (
         "            if used + cost > available:\n                break\n",
         "",
         "tests/service/inference/model/test_deletions.py::"
-        "test_variants_for_which_the_tokens_do_not_suffice_have_no_number",
+        "test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice",
     ),
     Guard(
         "service/inference/model/deletion_planner.py",

@@ -43,9 +43,9 @@ _BEST_SENTENCES = 2
 _AUTO_TOKENS, _LEAST_AUTO_TOKENS = 16, 4000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
-    """The part of a text that the model reads.
+    """The part of a text that the model reads, and what is left out of it.
 
     Attributes:
         index: Index of the input.
@@ -55,6 +55,11 @@ class Part:
         by: Kind of its units.
         units: Span of each unit in the part.
         subsets: Units that the texts for Shapley values keep.
+        length: Number of tokens that run for the text, in the input.
+        rest: The same for the empty text in its place.
+        remaining: Number of tokens for variants that depend on the first results.
+        words: With `by="auto"`, span of each word of the best sentences.
+        variants: The inputs without each unit or word that is left out.
     """
 
     index: int
@@ -64,6 +69,11 @@ class Part:
     by: UnitKind
     units: Sequence[Span]
     subsets: Subsets
+    length: int = 0
+    rest: int = 0
+    remaining: int = 0
+    words: list[Span] = field(default_factory=list)
+    variants: dict[Span, Input] = field(default_factory=dict)
 
     @property
     def content(self) -> str:
@@ -76,9 +86,11 @@ class Part:
             return variant
         return (variant, self.whole[1]) if self.text == 0 else (self.whole[0], variant)
 
-    def without(self, unit: Span) -> Input:
-        """Return the input without a unit of the part."""
-        return self.with_text(without(self.content, unit))
+    def without(self, units: Sequence[Span]) -> list[Input]:
+        """Return the inputs without each of some units or words, and remember them."""
+        own = {unit: self.with_text(without(self.content, unit)) for unit in units}
+        self.variants |= own
+        return list(own.values())
 
     def alone(self, unit: Span) -> Input:
         """Return the input with a unit in place of the part."""
@@ -115,16 +127,10 @@ class DeletionPlanner:
     known: Mapping[Input, Values] = field(default_factory=dict)
     tokens: int = 0
     _max_tokens: int = MAX_TOKENS
-    _parts: list[Part] = field(default_factory=list)
-    _of: list[range] = field(default_factory=list)  # indices of the parts of each input
+    # Parts of each input; none if the tokens do not suffice for them.
+    _of: list[list[Part]] = field(default_factory=list)
     _chosen: list[Input] = field(default_factory=list)
     _values: dict[Input, Values] = field(default_factory=dict)
-    # Number of tokens of each input, and without the part; remaining tokens. Not of Shapley values.
-    _lengths: list[tuple[int, int]] = field(default_factory=list)
-    _remaining: list[int] = field(default_factory=list)
-    # Variants of each part without a unit or word, where these are left out.
-    _variants: list[dict[Span, Input]] = field(default_factory=list)
-    _words: dict[int, list[Span]] = field(default_factory=dict)
 
     @cached_property
     def _texts(self) -> VariantTexts:
@@ -145,11 +151,9 @@ class DeletionPlanner:
         self._max_tokens = self.deletion.max_tokens or MAX_TOKENS
         for index, is_truncated in enumerate(truncated):
             self._check_deadline()
-            own = self._parts_of(index, is_truncated)
-            self._of.append(range(len(self._parts), len(self._parts) + len(own)))
-            self._parts += own
+            self._of.append(self._parts_of(index, is_truncated))
         wanted = self._kept() if self._is_shapley else self._left_out()
-        wholes = (part.whole for part in self._parts)
+        wholes = [part.whole for part in self._parts]
         known = {*self.inputs}
         variants = dict.fromkeys((*wholes, *wanted))
         distinct = [variant for variant in variants if variant not in known]
@@ -164,19 +168,17 @@ class DeletionPlanner:
 
     def second(self) -> Sequence[Input]:
         """Return the variants that depend on the results of the first."""
-        if not any(self._remaining):
+        parts = self._parts
+        remaining = sum(part.remaining for part in parts)
+        if not remaining:
             return []
-        again = (
-            0
-            if self._texts.are_read_together
-            else self._texts.tokens([p.whole for p in self._parts])
-        )
-        left = int(0.95 * self._max_tokens) - self.tokens - again
-        scale = min(1.0, max(0, left) / max(1, sum(self._remaining)))
-        self._remaining = [int(scale * remaining) for remaining in self._remaining]
-        wanted: list[Input] = []
-        for at, part in enumerate(self._parts):
-            wanted += self._refined(at, part)
+        again = 0
+        if not self._texts.are_read_together:
+            again = self._texts.tokens([part.whole for part in parts])
+        left = max(0, int(0.95 * self._max_tokens) - self.tokens - again)
+        for part in parts:
+            part.remaining = int(min(1.0, left / remaining) * part.remaining)
+        wanted = [variant for part in parts for variant in self._refined(part)]
         new = (variant for variant in dict.fromkeys(wanted) if variant not in self._values)
         return self._texts.with_result(new)
 
@@ -186,8 +188,8 @@ class DeletionPlanner:
             return {}
         return {
             index: Deletions(
-                [self._effects(at, raw=False) for at in parts],
-                [self._effects(at, raw=True) for at in parts],
+                [self._effects(part, raw=False) for part in parts],
+                [self._effects(part, raw=True) for part in parts],
                 self._label_of(index),
             )
             for index, parts in enumerate(self._of)
@@ -200,12 +202,16 @@ class DeletionPlanner:
             return {}
         return {
             index: ShapleyValues(
-                [self._shapley(at, raw=False) for at in parts],
-                [self._shapley(at, raw=True) for at in parts],
+                [self._shapley(part, raw=False) for part in parts],
+                [self._shapley(part, raw=True) for part in parts],
                 self._label_of(index),
             )
             for index, parts in enumerate(self._of)
         }
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [part for own in self._of for part in own]
 
     @property
     def _is_shapley(self) -> bool:
@@ -259,48 +265,35 @@ class DeletionPlanner:
 
     def _left_out(self) -> Iterable[Input]:
         """Return each unit alone and, if the tokens suffice, the texts without each unit."""
-        wholes = [part.whole for part in self._parts]
-        self._lengths = [
-            (self._length(part, part.content), self._length(part, "")) for part in self._parts
-        ]
+        for part in self._parts:
+            part.length, part.rest = (self._length(part, own) for own in (part.content, ""))
         # Estimates are a bit low, because a variant can split otherwise. The inputs run too, and of
         # texts that are encoded separately, the other text again with the second variants.
-        base = self._texts.tokens([*self.inputs, *wholes])
+        base = self._texts.tokens([*self.inputs, *(part.whole for part in self._parts)])
         if self.deletion.max_tokens is None and self.deletion.is_auto:
             self._max_tokens = min(MAX_TOKENS, max(_LEAST_AUTO_TOKENS, _AUTO_TOKENS * base))
-        available = int(0.95 * self._max_tokens) - base * (
-            1 if self._texts.are_read_together else 2
-        )
-        available -= self._keep(available)
-        self._variants = [{} for _ in self._parts]
+        passes = 1 if self._texts.are_read_together else 2
+        available = self._keep(int(0.95 * self._max_tokens) - passes * base)
         wanted: list[Input] = []
         for part in self._parts:
             self._check_deadline()
             wanted += [part.with_text(""), *map(part.alone, part.units)]
-        left_out = [
-            len(part.units) * (length + 1)
-            for part, (length, _) in zip(self._parts, self._lengths, strict=True)
-        ]
-        self._remaining = [0] * len(self._parts)
         # What short texts do not need is for the longer ones, and then for words.
-        with_words: list[int] = []
-        for count, at in enumerate(sorted(range(len(left_out)), key=left_out.__getitem__)):
-            part, own = self._parts[at], min(left_out[at], available // (len(left_out) - count))
+        by_cost = sorted(self._parts, key=lambda part: len(part.units) * (part.length + 1))
+        with_words: list[Part] = []
+        for index, part in enumerate(by_cost):
+            cost = len(part.units) * (part.length + 1)
+            own = min(cost, available // (len(by_cost) - index))
             available -= own
-            if own < left_out[at]:
-                self._remaining[at] = own
+            if own < cost:
+                part.remaining = own
                 continue
-            wanted += self._without(at, part.units)
-            with_words += [at] if part.by == "sentences" else []
-        for at in with_words:
-            self._remaining[at] = available // len(with_words)
+            wanted += part.without(part.units)
+            if part.by == "sentences" and self.deletion.is_auto:
+                with_words.append(part)
+        for part in with_words:
+            part.remaining = available // len(with_words)
         return wanted
-
-    def _without(self, at: int, units: Sequence[Span]) -> list[Input]:
-        """Return the variants of a part without each of some units, and remember them."""
-        variants = [self._parts[at].without(unit) for unit in units]
-        self._variants[at].update(zip(units, variants, strict=True))
-        return variants
 
     def _length(self, part: Part, variant: str) -> int:
         """Return the number of tokens of the input with a variant, or more if these are long."""
@@ -310,55 +303,39 @@ class DeletionPlanner:
     def _keep(self, available: int) -> int:
         """Keep the parts of the first inputs, as far as the tokens suffice for their units alone.
 
-        Returns the number of these tokens.
+        Returns the number of tokens that remain.
         """
-        used, kept = 0, 0
-        for own in self._of:
-            cost = sum(
-                rest + len(part.units) * (rest + 1) + length - rest
-                for part, (length, rest) in zip(
-                    self._parts[own.start : own.stop],
-                    self._lengths[own.start : own.stop],
-                    strict=True,
-                )
-            )
-            if used + cost > available:
+        for kept, own in enumerate(self._of):
+            cost = sum(part.length + len(part.units) * (part.rest + 1) for part in own)
+            if cost > available:
+                self._check(kept > 0)
+                self._of[kept:] = [[] for _ in self._of[kept:]]
                 break
-            used, kept = used + cost, own.stop
-        self._check(kept > 0)
-        self._parts, self._lengths = self._parts[:kept], self._lengths[:kept]
-        self._of = [own if own.stop <= kept else range(0) for own in self._of]
-        return used
+            available -= cost
+        return available
 
-    def _refined(self, at: int, part: Part) -> Iterable[Input]:
+    def _refined(self, part: Part) -> Iterable[Input]:
         """Return further variants of a text, by what its units alone and left out have shown."""
-        length, rest = self._lengths[at]
-        remaining = self._remaining[at]
-        effects = self._effects(at, raw=True).units
-        is_measured = any(effect.left_out is not None for effect in effects)
-        if part.units and not is_measured:
-            fit = remaining // (length + 1)
+        remaining = part.remaining
+        effects = self._effects(part, raw=True).units
+        if not part.variants:
+            fit = remaining // (part.length + 1)
             largest = np.argsort([-abs(effect.alone or 0.0) for effect in effects], kind="stable")
-            chosen = [part.units[index] for index in largest[:fit].tolist()]
-            return self._without(at, chosen)
-        if part.by == "words" or not self.deletion.is_auto:
-            return []
-        by_rank = sorted(range(len(effects)), key=lambda index: effects[index].rank)
+            return part.without([part.units[index] for index in largest[:fit].tolist()])
         wanted: list[Input] = []
-        for index in by_rank[:_BEST_SENTENCES]:
-            start, end = part.units[index]
+        for effect in sorted(effects, key=lambda effect: effect.rank)[:_BEST_SENTENCES]:
+            start, end = effect.start - part.read[0], effect.end - part.read[0]
             words = [
                 (start + a, start + b) for a, b in unit_spans(part.content[start:end], "words")
             ]
-            remaining -= len(words) * (length + rest + 2) + length
+            remaining -= len(words) * (part.length + part.rest + 2) + part.length
             if remaining < 0:
                 break
-            self._words.setdefault(at, []).extend(words)
-            wanted += [*self._without(at, words), *map(part.alone, words)]
+            part.words += words
+            wanted += [*part.without(words), *map(part.alone, words)]
         return wanted
 
-    def _shapley(self, at: int, *, raw: bool) -> TextValues:
-        part = self._parts[at]
+    def _shapley(self, part: Part, *, raw: bool) -> TextValues:
         value = self._value_of(part, raw)
         whole, empty, *results = (
             float(cast(float, value(own)))
@@ -377,23 +354,23 @@ class DeletionPlanner:
 
         return value
 
-    def _effects(self, at: int, *, raw: bool) -> TextEffects:
-        part = self._parts[at]
+    def _effects(self, part: Part, *, raw: bool) -> TextEffects:
         value = self._value_of(part, raw)
         whole, empty = value(part.whole), value(part.with_text(""))
         assert whole is not None  # noqa: S101 - it has run
 
         def effects(units: Sequence[Span]) -> list[UnitEffect]:
-            variants = map(self._variants[at].get, units)
+            variants = map(part.variants.get, units)
             return effects_of(
                 *(part.read[0], units, whole, empty),
                 [None if variant is None else value(variant) for variant in variants],
                 [value(part.alone(unit)) for unit in units],
             )
 
-        words = sorted(self._words.get(at, ()))
         return TextEffects(
-            part.text, part.read, whole, empty, part.by, effects(part.units), effects(words)
+            *(part.text, part.read, whole, empty, part.by),
+            effects(part.units),
+            effects(sorted(part.words)),
         )
 
     def _label_of(self, index: int) -> str | None:
