@@ -24,6 +24,7 @@ from service.inference.errors import (
 )
 from service.inference.explain.deletion import (
     Deletions,
+    PairEffect,
     ShapleyValues,
     TextEffects,
     TextValues,
@@ -80,6 +81,7 @@ __all__ = [
     "MultiEmbeddings",
     "NotReady",
     "Overloaded",
+    "PairEffect",
     "PairScores",
     "Quantizer",
     "ResultCache",

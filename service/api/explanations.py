@@ -15,6 +15,7 @@ from service.inference.explain.deletion import (
 )
 from service.inference.explain.options import (
     MAX_HIGHLIGHTS,
+    MAX_PAIRS,
     MAX_SAMPLES,
     MAX_TOKENS,
     TOP_N,
@@ -82,6 +83,13 @@ class DeletionOptions(_Options):
         ge=1,
         description="Number of best documents to explain; null: all in `/score`, "
         f"{TOP_N} in `/rerank`",
+    )
+    pairs: int = Field(
+        0,
+        ge=0,
+        le=MAX_PAIRS,
+        description="Number of best units of each text of which each pair is left out, one of the "
+        'query and one of the document, with `"of": "both"`',
     )
 
 
@@ -235,12 +243,28 @@ class TextValuesInfo(_TextInfo):
     units: list[UnitValueInfo] = Field(description="The units, in the order of the text")
 
 
+class PairInfo(BaseModel):
+    """Effect of a unit of the query and a unit of the document, together."""
+
+    query: int = Field(description="Index of the unit in `units` of the query")
+    document: int = Field(description="Index of the unit in `units` of the document")
+    value: float = Field(
+        description="The score less the scores without one of both units, plus the score without "
+        "both"
+    )
+
+
 class DeletionInfo(BaseModel):
     """Explanation of a score by deletion of words or sentences."""
 
     method: Literal["deletion"]
     label: str | None = Field(None, description="Label whose score is explained, for classifiers")
     texts: list[TextEffectsInfo]
+    pairs: list[PairInfo] | None = Field(
+        None,
+        description="Effects of pairs of units, the largest first, with `pairs`; empty if "
+        "`max_tokens` does not suffice",
+    )
 
 
 class ShapleyInfo(BaseModel):
@@ -285,7 +309,10 @@ def explanation_fields(
     texts = [
         {"side": _SIDES[fields.pop("text")], **fields} for fields in _text_fields(found, raw=raw)
     ]
-    return {"method": _METHODS[type(found)], "texts": texts}
+    pairs = {}
+    if isinstance(found, Deletions) and found.pairs is not None:
+        pairs = {"pairs": [asdict(pair) for pair in found.pairs[raw]]}
+    return {"method": _METHODS[type(found)], "texts": texts, **pairs}
 
 
 def highlight_fields(

@@ -13,6 +13,9 @@ Both are differences of results that anybody can ask for, because the rule of de
 - If nothing but white space is left, the text is empty.
 - Several units are removed one after the other, the last first.
 
+The effect of a pair of units, one of each text, is the result of both texts less the results
+without one of them, plus the result without both: what they have together beyond what each has.
+
 Units are ranked by the sum of both numbers: the first of them says what a text that has the rest
 needs, the second what the unit brings by itself. `make bench-explain` compares this with others.
 
@@ -123,6 +126,21 @@ class TextValues:
     units: Sequence[UnitValue]
 
 
+@dataclass(frozen=True, slots=True)
+class PairEffect:
+    """Effect of a unit of the query and a unit of the document on a result, together.
+
+    Attributes:
+        query: Index of the unit of the query.
+        document: Index of the unit of the document.
+        value: Its effect; see the module docstring.
+    """
+
+    query: int
+    document: int
+    value: float
+
+
 @dataclass(frozen=True)
 class Deletions:
     """An explanation by deletion.
@@ -132,16 +150,20 @@ class Deletions:
         raw_texts: The same of a logit, of rerankers and classifiers; for other models the same as
             `texts`.
         label: Label of the score, for classifiers; None: for scores of pairs.
+        pairs: Effects of pairs of units on the score, and on the logit, the largest first. They are
+            empty if the tokens did not suffice; None: not requested.
     """
 
     texts: Sequence[TextEffects]
     raw_texts: Sequence[TextEffects]
     label: str | None = None
+    pairs: tuple[Sequence[PairEffect], Sequence[PairEffect]] | None = None
 
     @property
     def units(self) -> int:
-        """Number of units of all texts."""
-        return sum(len(text.units) + len(text.words) for text in self.texts)
+        """Number of units of all texts, and of pairs of them."""
+        pairs = 0 if self.pairs is None else len(self.pairs[0])
+        return pairs + sum(len(text.units) + len(text.words) for text in self.texts)
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,8 @@ Method = Literal["deletion", "shapley"]
 MAX_TOKENS = 20_000
 # Number of best documents that `Model.rerank` explains by default.
 TOP_N = 3
+# Largest `Deletion.pairs`.
+MAX_PAIRS = 10
 # Maximum number of highlights per document.
 MAX_HIGHLIGHTS = 10
 # Default and maximum number of texts from which Shapley values are estimated.
@@ -37,6 +39,8 @@ class Deletion:
         samples: Maximum number of texts for the Shapley values of a text; None: 64, or 4 per unit
             if that is more. The standard errors of fewer can be several times too small.
         seed: Random seed of the subsets of units in these texts.
+        pairs: Number of best units of each text of which each pair is left out, one of the query
+            and one of the document, with `of="both"`; 0: none.
         label: Label whose score is explained by `Model.classify`; None: the best of each input.
         max_tokens: Maximum number of tokens of all texts that are scored for the explanations of a
             call; None: `MAX_TOKENS`, or with `by="auto"` 16 times those of the explained texts, but
@@ -52,6 +56,7 @@ class Deletion:
     method: Method = "deletion"
     samples: int | None = None
     seed: int = 0
+    pairs: int = 0
     label: str | None = None
     max_tokens: int | None = None
 
@@ -74,6 +79,12 @@ class Deletion:
             _check_name("by", self.by, get_args(By))
         _check_name("of", self.of, ("document", "query", "both"))
         _check_top_n(self.top_n)
+        _check_integer("pairs", self.pairs, 0, MAX_PAIRS)
+        if self.pairs and (self.of != "both" or self.method != "deletion"):
+            raise InvalidInput(
+                'pairs are left out with of "both" and the method "deletion"',
+                pointer="/explain/pairs",
+            )
         if not isinstance(self.label, str | None):
             raise InvalidInput("label must be a text or None", pointer="/explain/label")
         if self.max_tokens is not None:

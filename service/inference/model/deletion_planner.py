@@ -1,8 +1,10 @@
 """Which variants of texts are scored for explanations by deletion, and what their results say."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import cast
 
 import numpy as np
@@ -12,6 +14,7 @@ from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
 from service.inference.explain.deletion import (
     Deletions,
+    PairEffect,
     ShapleyValues,
     TextEffects,
     TextValues,
@@ -129,6 +132,9 @@ class DeletionPlanner:
     _max_tokens: int = MAX_TOKENS
     # Parts of each input; none if the tokens do not suffice for them.
     _of: list[list[Part]] = field(default_factory=list)
+    # Number of tokens for pairs of units, and the inputs without each, by index.
+    _pair_tokens: int = 0
+    _pairs: dict[int, dict[tuple[int, int], Input]] = field(default_factory=dict)
     _chosen: list[Input] = field(default_factory=list)
     _values: dict[Input, Values] = field(default_factory=dict)
 
@@ -170,15 +176,19 @@ class DeletionPlanner:
         """Return the variants that depend on the results of the first."""
         parts = self._parts
         remaining = sum(part.remaining for part in parts)
-        if not remaining:
+        if not remaining and not self._pair_tokens:
             return []
         again = 0
         if not self._texts.are_read_together:
             again = self._texts.tokens([part.whole for part in parts])
-        left = max(0, int(0.95 * self._max_tokens) - self.tokens - again)
+        left = int(0.95 * self._max_tokens) - self.tokens - again
+        wanted: list[Input] = []
+        if 0 < self._pair_tokens <= left:
+            left -= self._pair_tokens
+            wanted += self._without_pairs()
         for part in parts:
-            part.remaining = int(min(1.0, left / remaining) * part.remaining)
-        wanted = [variant for part in parts for variant in self._refined(part)]
+            part.remaining = int(min(1.0, max(0, left) / max(1, remaining)) * part.remaining)
+            wanted += self._refined(part)
         new = (variant for variant in dict.fromkeys(wanted) if variant not in self._values)
         return self._texts.with_result(new)
 
@@ -191,6 +201,9 @@ class DeletionPlanner:
                 [self._effects(part, raw=False) for part in parts],
                 [self._effects(part, raw=True) for part in parts],
                 self._label_of(index),
+                (self._pair_effects(index, raw=False), self._pair_effects(index, raw=True))
+                if self.deletion.pairs
+                else None,
             )
             for index, parts in enumerate(self._of)
             if parts
@@ -274,6 +287,10 @@ class DeletionPlanner:
             self._max_tokens = min(MAX_TOKENS, max(_LEAST_AUTO_TOKENS, _AUTO_TOKENS * base))
         passes = 1 if self._texts.are_read_together else 2
         available = self._keep(int(0.95 * self._max_tokens) - passes * base)
+        cost = sum(map(self._cost_of_pairs, self._of))
+        if cost <= available:
+            self._pair_tokens = cost
+            available -= cost
         wanted: list[Input] = []
         for part in self._parts:
             self._check_deadline()
@@ -313,6 +330,32 @@ class DeletionPlanner:
                 break
             available -= cost
         return available
+
+    def _cost_of_pairs(self, parts: Sequence[Part]) -> int:
+        """Return the number of tokens of an input without pairs of its units."""
+        counts = [min(self.deletion.pairs, len(part.units)) for part in parts]
+        if self._texts.are_read_together:
+            return math.prod(counts) * parts[0].length if parts else 0
+        return sum(count * part.length for count, part in zip(counts, parts, strict=True))
+
+    def _without_pairs(self) -> Iterable[Input]:
+        """Return the inputs without pairs of the best units of their texts."""
+        for index, parts in enumerate(self._of):
+            if not all(set(part.units) <= part.variants.keys() for part in parts):
+                continue
+            first, second = (
+                {
+                    at: part.variants[part.units[at]][part.text]
+                    for at, effect in enumerate(self._effects(part, raw=True).units)
+                    if effect.rank <= self.deletion.pairs
+                }
+                for part in parts
+            )
+            self._pairs[index] = {
+                (a, b): (query, document)
+                for (a, query), (b, document) in product(first.items(), second.items())
+            }
+            yield from self._pairs[index].values()
 
     def _refined(self, part: Part) -> Iterable[Input]:
         """Return further variants of a text, by what its units alone and left out have shown."""
@@ -372,6 +415,26 @@ class DeletionPlanner:
             effects(part.units),
             effects(sorted(part.words)),
         )
+
+    def _pair_effects(self, index: int, *, raw: bool) -> list[PairEffect]:
+        """Return the effects of pairs of units, the largest first."""
+        effects = []
+        for (a, b), without_both in self._pairs.get(index, {}).items():
+            first, second = self._of[index]
+            value = self._value_of(first, raw)
+            results = [
+                value(variant)
+                for variant in (
+                    first.whole,
+                    first.variants[first.units[a]],
+                    second.variants[second.units[b]],
+                    without_both,
+                )
+            ]
+            if None not in results:  # a text without tokens has no result
+                whole, without_a, without_b, both = cast(list[float], results)
+                effects.append(PairEffect(a, b, whole - without_a - without_b + both))
+        return sorted(effects, key=lambda effect: -effect.value)
 
     def _label_of(self, index: int) -> str | None:
         """Return the label of an input whose score is explained; None: scores of pairs."""

@@ -262,3 +262,53 @@ def test_invalid_highlights_are_refused_by_name(
     problem = client.post("/rerank", json=body).json()
     assert (problem["status"], problem["pointer"]) == (422, pointer), problem
     assert detail in problem["detail"]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_effects_of_pairs_are_those_of_four_scores(any_client: TestClient, raw: bool) -> None:
+    query, document = "w5 w9 cat", "w9 w40 w5"
+
+    def score(query: str, document: str) -> float:
+        body = {"queries": query, "documents": document, "raw_scores": raw}
+        return float(posted(any_client, "/score", **body)["scores"][0])
+
+    explain = {"of": "both", "pairs": 2}
+    response = posted(
+        any_client, "/score", queries=query, documents=document, raw_scores=raw, explain=explain
+    )
+    (explanation,) = response["explanations"]
+    pairs = explanation["pairs"]
+    assert len(pairs) == 4
+    assert [pair["value"] for pair in pairs] == sorted((p["value"] for p in pairs), reverse=True)
+    for pair in pairs:
+        without = []
+        for text, name in zip(explanation["texts"], ("query", "document"), strict=True):
+            unit = text["units"][pair[name]]
+            assert unit["rank"] <= 2
+            whole = {"query": query, "document": document}[name]
+            words = whole.split()
+            words.remove(whole[unit["start"] : unit["end"]])
+            without.append(" ".join(words))
+        expected = score(query, document) + score(*without)
+        expected -= score(without[0], document) + score(query, without[1])
+        assert pair["value"] == pytest.approx(expected, abs=4e-5)
+
+
+def test_without_tokens_for_pairs_there_are_none(client: TestClient) -> None:
+    words = " ".join(f"w{index}" for index in range(5, 17))
+    few, many = (
+        posted(
+            client,
+            "/score",
+            queries=words,
+            documents=words,
+            explain={"by": "words", "of": "both", "pairs": 10, "max_tokens": max_tokens},
+        )
+        for max_tokens in (800, 3000)
+    )
+    assert few["explanations"][0]["pairs"] == []
+    assert len(many["explanations"][0]["pairs"]) == 100
+    assert few["explanation_tokens"] <= 800
+    assert many["explanation_tokens"] <= 3000
+    plain = posted(client, "/score", queries="w5", documents="w6", explain=True)
+    assert "pairs" not in plain["explanations"][0]

@@ -138,6 +138,9 @@ def test_a_result_that_does_not_exist_leaves_its_numbers_open() -> None:
         ({"samples": 64}, "/explain/samples"),
         ({"seed": 1}, "/explain/seed"),
         ({"max_tokens": 20_001}, "/explain/max_tokens"),
+        ({"pairs": 11, "of": "both"}, "/explain/pairs"),
+        ({"pairs": 1}, "/explain/pairs"),
+        ({"pairs": 1, "of": "both", "method": "shapley"}, "/explain/pairs"),
         ({"max_tokens": 1.5}, "/explain/max_tokens"),
     ],
 )
