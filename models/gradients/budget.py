@@ -43,7 +43,8 @@ def removal_counts(units: int) -> dict[int, float]:
 def faithfulness_token_steps(length: int, units: int) -> int:
     """Return the maximum number of token steps of a faithfulness for inputs of `length` tokens."""
     orders = 1 + RANDOM_ORDERS
-    return length * (1 + 2 * orders * len(removal_counts(units)))
+    # The whole texts, texts without each unit, and texts without or with the first units.
+    return length * (1 + units + 2 * orders * len(removal_counts(units)))
 
 
 def activation_shape(point: TapPoint, length: int, reduction: TokenReduction) -> tuple[int, ...]:
