@@ -174,7 +174,7 @@ async def attribute(body: AttributeRequest, call: Call) -> Response:
     units = None
     if body.faithfulness is not None:
         units = units_of_inputs(inputs, words, body.faithfulness, body.of)
-        steps += faithfulness_token_steps(length, len(units.tokens))
+        steps += faithfulness_token_steps(length, units)
     cost = call.cost_of(steps)
     if body.dry_run:
         return call.cost_response(cost)

@@ -34,7 +34,7 @@ GUARDS = (
     ),
     Guard(
         "service/debug/attribute.py",
-        "        steps += faithfulness_token_steps(length, len(units.tokens))\n",
+        "        steps += faithfulness_token_steps(length, units)\n",
         "",
         f"{_D}test_faithfulness.py::test_cost_of_faithfulness_is_part_of_the_budget",
     ),
@@ -52,9 +52,9 @@ GUARDS = (
     ),
     Guard(
         "models/gradients/budget.py",
-        "return length * (1 + units + 2 * orders",
-        "return length * (1 + 2 * orders",
-        f"{_G}test_faithfulness.py::test_cost_bounds_the_tokens_that_run_through_the_model",
+        "return length + without_each + points",
+        "return length + points",
+        f"{_G}test_faithfulness.py::test_cost_is_the_tokens_that_run_through_the_model",
     ),
     Guard(
         "service/debug/child/jobs.py",

@@ -290,10 +290,10 @@ def test_cost_of_faithfulness_is_part_of_the_budget(ranker: TestClient, reranker
     body = {"text": QUERY, "text_pair": DOCUMENT, "target": {"type": "score"}, "dry_run": True}
     plain = ask(ranker, "attribute", **body, method="saliency")
     words = ask(ranker, "attribute", **body, method="saliency", faithfulness="words")
-    # Twelve tokens: once for the value, once without each of 9 units, and twice for six orders of
-    # them at 1, 2 and 5 units.
+    # Twelve tokens for the value, and eleven without each of 9 units. Then six orders of them, with
+    # 1, 2 and 5 units removed and kept: nine tokens are in one of both texts, three in both.
     steps = words["cost"]["token_steps"] - plain["cost"]["token_steps"]
-    assert steps == 12 * (1 + 9 + 2 * 6 * 3)
+    assert steps == 12 + 9 * 11 + 6 * 3 * (9 + 2 * 3)
     with service_of(reranker, max_token_steps=12 + steps - 1) as client:
         fields = {**body, "method": "saliency"}
         assert client.post("/debug/attribute", json=fields).status_code == 200
