@@ -44,7 +44,7 @@ def faithfulness_token_steps(length: int, units: Units) -> int:
     """Return the maximum number of token steps of a faithfulness for inputs of `length` tokens."""
     count, tokens = len(units.tokens), sum(map(len, units.tokens))
     without_each = count * length - tokens
-    # A token of a unit is in one of two texts: that without the first units, or that of these alone.
+    # Each token of a unit is in one of two texts: without the first units, or with them alone.
     points = (1 + RANDOM_ORDERS) * len(removal_counts(count)) * (2 * length - tokens)
     return length + without_each + points
 
