@@ -54,7 +54,7 @@ def faithfulness(
         units: Parts of the texts that are removed.
         scores: Score of each token of all rows, `(L,)`.
         seed: Random seed of the random orders.
-        is_signed: Whether the sign of a score says for or against what a token speaks.
+        is_signed: Whether scores have a sign; otherwise `opposite_signs` is None.
         entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
     if not units.tokens:
