@@ -160,7 +160,7 @@ METHODS: Mapping[str, Method] = {
     "Shapley, 256": partial(_shapley, samples=256),
     "integrated gradients": partial(_gradients, method="integrated_gradients"),
     "integrated gradients, mask": partial(_gradients, method="integrated_gradients", baseline=MASK),
-    # As `/debug/attribute`, whose baseline has no words of the query either.
+    # The default of `/debug/attribute`, whose baseline has no words of the query either.
     "integrated gradients, query too": partial(
         _gradients, method="integrated_gradients", with_query=True
     ),
