@@ -14,6 +14,7 @@
 # make bench-debug    benchmark: latency of /encode during a gradient job
 # make bench-long     benchmark: long rows, long texts and large models (10 minutes; needs wrk)
 # make bench-explain  benchmark: methods that explain a result, on texts whose deciding words are known (30 minutes)
+# make bench-explain-price  benchmark: time of explanations, and of other requests beside them (5 minutes; needs wrk)
 # make bench-faults   benchmark: latency of /encode during faults and hostile requests
 # make controls   remove each guard once, and check that the guard's test fails (half an hour)
 # make fuzz     20,000 mutated request bodies for /encode
@@ -50,7 +51,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-against bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-explain bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-against bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-explain bench-explain-price bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -137,6 +138,9 @@ bench-long: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 
 bench-explain: $(VENV)/dev.done
 	$(BIN)/python -m tests.benchmarks.bench_explain
+
+bench-explain-price: $(VENV)/dev.done $(ARTIFACT)/manifest.json
+	$(BIN)/python -m tests.benchmarks.bench_explain_price
 
 bench-faults: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_faults

@@ -23,14 +23,15 @@ from service.inference.errors import (
     VitrineError,
 )
 from service.inference.explain.deletion import (
-    Deletion,
     Deletions,
+    PairEffect,
     ShapleyValues,
     TextEffects,
     TextValues,
     UnitEffect,
     UnitValue,
 )
+from service.inference.explain.options import Deletion, Highlights, Terms
 from service.inference.explain.terms import Explanation, Term, TextToken
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.classification import Classification
@@ -69,6 +70,7 @@ __all__ = [
     "EngineError",
     "Entity",
     "Explanation",
+    "Highlights",
     "InferenceFailed",
     "InvalidInput",
     "Lease",
@@ -79,6 +81,7 @@ __all__ = [
     "MultiEmbeddings",
     "NotReady",
     "Overloaded",
+    "PairEffect",
     "PairScores",
     "Quantizer",
     "ResultCache",
@@ -89,6 +92,7 @@ __all__ = [
     "SyncModel",
     "Tags",
     "Term",
+    "Terms",
     "TextEffects",
     "TextToken",
     "TextValues",

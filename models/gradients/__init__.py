@@ -5,7 +5,7 @@
 - `reference_model`: the PyTorch model of an artifact; hidden states can be replaced between layers.
 - `integration`: path integrals with adaptive refinement.
 - `attribution`: attribution of a scalar to the tokens of a text.
-- `faithfulness`: effect of removing the parts of a text with the largest scores.
+- `faithfulness`: effect of removing parts of a text, beside their scores.
 - `activations`: outputs of the steps of the forward pass, and their replacement by those of others.
 - `pair`: attribution of a cosine or a dot product to pairs of tokens.
 - `flow`: statistics of activations and gradients at every step of a training step. `flow_tap`

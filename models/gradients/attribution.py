@@ -184,12 +184,15 @@ def occlusion(
     function: Function, x: Tensor, baseline: Tensor, _options: MethodOptions
 ) -> Attribution:
     """Score each token by the decrease of the value when the token's baseline replaces it."""
-    L = len(x)
-    one_replaced = torch.where(torch.eye(L, device=x.device).bool()[:, :, None], baseline, x)
+    changed = (x != baseline).any(-1)  # (L,); other tokens are equal to their baseline
+    is_replaced = torch.eye(len(x), device=x.device).bool()[changed]  # (R, L)
+    one_replaced = torch.where(is_replaced[:, :, None], baseline, x)  # (R, L, D)
     with torch.no_grad():
         value, *without = _in_chunks(function, torch.cat([x[None], one_replaced])).tolist()
         baseline_value = function(baseline[None]).item()
-    return Attribution(value - np.array(without), value, baseline_value)
+    scores = np.zeros(len(x))
+    scores[changed.cpu().numpy()] = value - np.array(without)
+    return Attribution(scores, value, baseline_value)
 
 
 def integrated_gradients(
@@ -254,12 +257,29 @@ def attribute(
 
     x = [model.tokens(layer_name, row) for row in rows]  # (L, D) each
     baselines = [
-        torch.zeros_like(tokens)
-        if side.baseline is None
-        else model.tokens(layer_name, side.row, side.baseline)
+        baseline_tokens(model, layer_name, side, tokens)
         for tokens, side in zip(x, sides, strict=True)
     ]
     return METHODS[method](function, torch.cat(x), torch.cat(baselines), options)
+
+
+def baseline_tokens(model: ReferenceModel, layer_name: str, side: Side, tokens: Tensor) -> Tensor:
+    """Return the token vectors of a side's baseline at a layer, `(L, D)`.
+
+    Args:
+        model: Reference model of the served graph.
+        layer_name: Layer of the token vectors, one of `model.layer_names`.
+        side: Input of the model, and its baseline.
+        tokens: Token vectors of the input at the layer, `(L, D)`.
+    """
+    baseline = (
+        torch.zeros_like(tokens)
+        if side.baseline is None
+        else model.tokens(layer_name, side.row, side.baseline)
+    )
+    kept = list(side.kept)
+    baseline[kept] = tokens[kept]
+    return baseline
 
 
 def vjp(

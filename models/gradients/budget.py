@@ -7,7 +7,7 @@ request before running its method.
 import math
 from collections.abc import Callable, Iterable
 
-from models.gradients.inputs import Method, MethodOptions, TapPoint, TokenReduction
+from models.gradients.inputs import Method, MethodOptions, TapPoint, TokenReduction, Units
 
 # Number of versions of a text at which each method evaluates the model, an upper limit for
 # integrated gradients. The arguments are the number of tokens of the text and the method's options.
@@ -40,10 +40,13 @@ def removal_counts(units: int) -> dict[int, float]:
     return counts
 
 
-def faithfulness_token_steps(length: int, units: int) -> int:
+def faithfulness_token_steps(length: int, units: Units) -> int:
     """Return the maximum number of token steps of a faithfulness for inputs of `length` tokens."""
-    orders = 1 + RANDOM_ORDERS
-    return length * (1 + 2 * orders * len(removal_counts(units)))
+    count, tokens = len(units.tokens), sum(map(len, units.tokens))
+    without_each = count * length - tokens
+    # Each token of a unit is in one of two texts: without the first units, or with them alone.
+    points = (1 + RANDOM_ORDERS) * len(removal_counts(count)) * (2 * length - tokens)
+    return length + without_each + points
 
 
 def activation_shape(point: TapPoint, length: int, reduction: TokenReduction) -> tuple[int, ...]:

@@ -1,10 +1,12 @@
-"""Faithfulness of an attribution: effect of removing the parts of a text with the largest scores.
+"""Faithfulness of an attribution: effect of removing parts of a text, beside their scores.
 
-Comprehensiveness is the decrease of the value when these parts are removed, and sufficiency the
-decrease when all other parts are. Tokens are deleted from the inputs, so the model sees shorter
-texts, and no token that stands for a removed one.
+Comprehensiveness is the decrease of the value when the parts with the largest scores are removed,
+and sufficiency the decrease when all other parts are. Scores can order the parts well and still
+have wrong signs, so all scores are also compared with the decrease by the removal of each part
+alone. Tokens are deleted from the inputs, so the model sees shorter texts, and no token that stands
+for a removed one.
 
-Source: DeYoung et al. 2020, arXiv:1911.03429.
+Source of comprehensiveness and sufficiency: DeYoung et al. 2020, arXiv:1911.03429.
 """
 
 import math
@@ -17,7 +19,17 @@ from models.gradients.attribution import TargetFunction
 from models.gradients.budget import RANDOM_ORDERS, removal_counts
 from models.gradients.inputs import InputRow, Units, starts_of, without
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Faithfulness, FaithfulnessPoint, RemovalEffect
+from models.gradients.results import (
+    Faithfulness,
+    FaithfulnessPoint,
+    RemovalEffect,
+    UnitEffect,
+)
+
+Array = NDArray[np.float64]
+
+# A unit matters if its effect is at least this share of the largest.
+_MATTERS = 0.1
 
 
 def faithfulness(
@@ -25,9 +37,10 @@ def faithfulness(
     rows: Sequence[InputRow],
     target: TargetFunction,
     units: Units,
-    scores: NDArray[np.float64],
+    scores: Array,
     *,
     seed: int = 0,
+    is_signed: bool = True,
     entries: Sequence[int] | None = None,
 ) -> Faithfulness | None:
     """Measure the faithfulness of scores; None if there are no units.
@@ -41,6 +54,7 @@ def faithfulness(
         units: Parts of the texts that are removed.
         scores: Score of each token of all rows, `(L,)`.
         seed: Random seed of the random orders.
+        is_signed: Whether scores have a sign; otherwise `opposite_signs` is None.
         entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
     if not units.tokens:
@@ -65,6 +79,9 @@ def faithfulness(
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(len(units.tokens)).tolist() for _ in range(RANDOM_ORDERS)]
     mean = _mean(ordered)
+    effects = np.array(
+        [value - _value(model, rows, target, tokens, entries) for tokens in units.tokens]
+    )
     return Faithfulness(
         units.kind,
         ordered,
@@ -72,7 +89,46 @@ def faithfulness(
         mean.sufficiency,
         # Every order has as many points, so the mean over all of them is the mean over the orders.
         random=_mean([point for order in orders for point in points(order)]),
+        effects=tuple(
+            UnitEffect(tuple(tokens), float(score), float(effect))
+            for tokens, score, effect in zip(units.tokens, unit_scores, effects, strict=True)
+        ),
+        rank_correlation=rank_correlation(unit_scores, effects),
+        opposite_signs=opposite_signs(unit_scores, effects) if is_signed else None,
     )
+
+
+def rank_correlation(scores: Array, effects: Array) -> float | None:
+    """Return Spearman's correlation of scores and effects; None if it is undefined.
+
+    Args:
+        scores: Score of each unit, `(U,)`.
+        effects: Effect of each unit, `(U,)`.
+    """
+    both = np.stack([scores, effects])  # (2, U)
+    if not np.isfinite(both).all() or (both == both[:, :1]).all(1).any():
+        return None
+    return float(np.corrcoef([_ranks(values) for values in both])[0, 1])
+
+
+def _ranks(values: Array) -> Array:
+    """Return the rank of each value, `(U,)`; equal values have the mean of their ranks."""
+    _, indices, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[indices]
+    return ranks
+
+
+def opposite_signs(scores: Array, effects: Array) -> float | None:
+    """Return the share of opposite signs among the units that matter; None if it is undefined.
+
+    Args:
+        scores: Score of each unit, `(U,)`.
+        effects: Effect of each unit, `(U,)`.
+    """
+    if not np.isfinite([scores, effects]).all() or not effects.any():
+        return None
+    matters = np.abs(effects) >= _MATTERS * np.abs(effects).max()
+    return float((np.sign(scores) * np.sign(effects) < 0)[matters].mean())
 
 
 def _mean(points: Sequence[FaithfulnessPoint]) -> RemovalEffect:

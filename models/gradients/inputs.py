@@ -14,6 +14,8 @@ EmulatedPrecision = Literal["float16", "bfloat16"]
 Distribution = Literal["normal", "constant_row", "large_mean", "tiny_var", "huge"]
 Reduction = Literal["norm", "dot", "full"]
 UnitKind = Literal["words", "tokens"]
+# Methods that compare the text with a baseline.
+BASELINE_METHODS: tuple[Method, ...] = ("integrated_gradients", "occlusion")
 TokenReduction = Literal["none", "mean", "norm", "first", "last"]
 
 
@@ -103,10 +105,13 @@ class Side:
         row: Input of the model.
         baseline: Token ids of the baseline, as many as `row.ids`. None: the baseline at the layer
             is zero vectors.
+        kept: Positions of tokens that keep their vectors at the layer in the baseline. Their
+            scores are 0.
     """
 
     row: InputRow
     baseline: Sequence[int] | None = None
+    kept: Sequence[int] = ()
 
 
 @dataclass(frozen=True)

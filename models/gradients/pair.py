@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from models.gradients.attribution import TOKENS_AT_ONCE
+from models.gradients.attribution import TOKENS_AT_ONCE, baseline_tokens
 from models.gradients.inputs import Side
 from models.gradients.integration import Integral, integrate
 from models.gradients.reference_model import ReferenceModel
@@ -81,11 +81,7 @@ def _integral(
     """
     x = model.tokens(layer_name, side.row)  # (L, D)
     L = len(x)
-    baseline = (
-        torch.zeros_like(x)
-        if side.baseline is None
-        else model.tokens(layer_name, side.row, side.baseline)
-    )
+    baseline = baseline_tokens(model, layer_name, side, x)
     change = x - baseline
 
     def vectors_and_slopes(points: Tensor, moved: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,7 +15,6 @@ from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
-from service.inference.explain.deletion import Deletion
 from service.inference.model.classification import Classification
 
 router = APIRouter(route_class=RawRoute)
@@ -37,7 +36,7 @@ async def classify(request: Request, state: State) -> Response:
         work = model.classify(
             body.input_list(),
             prompt_name=body.prompt_name,
-            explain=Deletion(**body.explain.model_dump()) if body.explain else False,
+            explain=body.explain if isinstance(body.explain, bool) else body.explain.option(),
             on_overflow=body.on_overflow,
             **options,
         )
@@ -58,16 +57,16 @@ def _labels_json(model: str, result: Classification, body: ClassifyRequest) -> b
             "labels": labels,
             "tokens": [len(row.ids) for row in result.rows],
             "truncated": [row.truncated for row in result.rows],
-            **_explanation_fields(result, raw=body.raw_scores),
+            **_explanation_fields(result, body),
         }
     )
 
 
-def _explanation_fields(result: Classification, *, raw: bool) -> dict[str, object]:
-    explained = result.deletions or result.shapley_values
-    if not explained:
+def _explanation_fields(result: Classification, body: ClassifyRequest) -> dict[str, object]:
+    if not body.explain:
         return {}
+    indices = range(len(result.rows))
     return {
-        "explanations": [label_fields(own, raw=raw) for own in explained],
+        "explanations": [label_fields(result, index, raw=body.raw_scores) for index in indices],
         "explanation_tokens": result.explanation_tokens,
     }

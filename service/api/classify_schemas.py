@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
-from service.api.explanations import DeletionInfo, LabelDeletionOptions, ShapleyInfo
+from service.api.explanations import DeletionInfo, ExplainLabel, ShapleyInfo
 from service.api.schemas import ModelName
 
 
@@ -69,9 +69,7 @@ class ClassifyRequest(BaseModel):
     )
     raw_scores: RawScores = False
     on_overflow: OnOverflow = "truncate"
-    explain: LabelDeletionOptions | None = Field(
-        None, description="How to explain the score of a label of each input; null: not"
-    )
+    explain: ExplainLabel = False
     model: ModelName = None
 
     def input_list(self) -> list[str | tuple[str, str]]:
@@ -94,8 +92,10 @@ class ClassifyResponse(BaseModel):
     labels: list[list[LabelScore]] = Field(description="Labels of each input, best first")
     tokens: list[int] = Field(description="Number of tokens of each input, after truncation")
     truncated: list[bool] = Field(description="Whether each input was truncated")
-    explanations: list[DeletionInfo | ShapleyInfo] | None = Field(
-        None, description="Explanation of the score of a label, of each input; only with `explain`"
+    explanations: list[DeletionInfo | ShapleyInfo | None] | None = Field(
+        None,
+        description="Explanation of the score of a label, of each input, only with `explain`; "
+        "null for inputs for which `max_tokens` does not suffice",
     )
     explanation_tokens: int | None = Field(
         None,

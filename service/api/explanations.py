@@ -6,20 +6,28 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from service.inference.errors import InvalidInput
 from service.inference.explain.deletion import (
+    Deletions,
+    ShapleyValues,
+    TextEffects,
+    TextValues,
+)
+from service.inference.explain.options import (
+    MAX_HIGHLIGHTS,
+    MAX_PAIRS,
     MAX_SAMPLES,
     MAX_TOKENS,
     TOP_N,
     By,
     Deletion,
-    Deletions,
+    Highlights,
     Method,
-    ShapleyValues,
-    TextEffects,
-    TextValues,
+    Terms,
     UnitKind,
 )
 from service.inference.explain.terms import Explanation, TextToken
+from service.inference.model.classification import Classification
 from service.inference.model.model import Model
 from service.inference.model.pair_scores import PairScores
 
@@ -33,10 +41,10 @@ class _Options(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    by: By = Field(
-        "words",
-        description="Units that are left out; `auto`: sentences, and the words of the best of "
-        "them, as far as `max_tokens` suffices",
+    by: By | None = Field(
+        None,
+        description="Units that are left out; `auto`: sentences, or words of a text of one "
+        "sentence, and the words of the best sentences; null: `auto`, or `words` with `shapley`",
     )
     method: Method = Field(
         "deletion",
@@ -50,12 +58,18 @@ class _Options(BaseModel):
         "unit if that is more",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="Random seed of the Shapley values")
-    max_tokens: int = Field(
-        MAX_TOKENS,
+    max_tokens: int | None = Field(
+        None,
         ge=1,
         le=MAX_TOKENS,
-        description="Maximum number of tokens of all texts that are scored for the explanations",
+        description="Maximum number of tokens of all texts that are scored for the explanations; "
+        f"null: {MAX_TOKENS}, or with `auto` 16 times those of the explained texts, at least 4000 "
+        f"and at most {MAX_TOKENS}",
     )
+
+    def option(self) -> Deletion:
+        """Return the option of the Python API."""
+        return Deletion(**self.model_dump())
 
 
 class DeletionOptions(_Options):
@@ -70,6 +84,28 @@ class DeletionOptions(_Options):
         description="Number of best documents to explain; null: all in `/score`, "
         f"{TOP_N} in `/rerank`",
     )
+    pairs: int = Field(
+        0,
+        ge=0,
+        le=MAX_PAIRS,
+        description="Number of best units of each text of which each pair is left out, one of the "
+        'query and one of the document, with `"of": "both"`',
+    )
+
+
+class TermsOptions(BaseModel):
+    """Options of an explanation of scores by exact terms."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    method: Literal["terms"]
+    top_n: int | None = Field(
+        None, ge=1, description="Number of best documents to explain; null: all"
+    )
+
+    def option(self) -> Terms:
+        """Return the option of the Python API."""
+        return Terms(top_n=self.top_n)
 
 
 class LabelDeletionOptions(_Options):
@@ -81,20 +117,39 @@ class LabelDeletionOptions(_Options):
 
 
 def _tag(value: object) -> str | None:
-    return "terms" if isinstance(value, bool) else "deletion" if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return "terms" if value.get("method") == "terms" else "deletion"
+    return "bool" if isinstance(value, bool) else None
 
 
+_INVALID = {
+    "custom_error_type": "explain",
+    "custom_error_message": 'Input should be true, false, or an object such as {"by": "words"}',
+}
 Explain = Annotated[
-    Annotated[bool, Tag("terms")] | Annotated[DeletionOptions, Tag("deletion")],
-    Discriminator(
-        _tag,
-        custom_error_type="explain",
-        custom_error_message='Input should be true, false, or an object such as {"by": "words"}',
-    ),
+    Annotated[bool, Tag("bool")]
+    | Annotated[DeletionOptions, Tag("deletion")]
+    | Annotated[TermsOptions, Tag("terms")],
+    Discriminator(_tag, **_INVALID),
     Field(
-        description="How to explain scores. An object: by deletion, for every kind of model. True: "
-        "by the largest terms of the sum over tokens that a score is; this needs sparse vectors, "
-        "multi-vectors, or mean pooling without dense heads, and not a distance as similarity"
+        description="How to explain scores. `true`, which is `{}`, or an object: by deletion, for "
+        'every kind of model. `{"method": "terms"}`: by the largest terms of the sum over tokens '
+        "that a score is; this needs sparse vectors, multi-vectors, or mean pooling without dense "
+        "heads, and not a distance as similarity"
+    ),
+]
+ExplainLabel = Annotated[
+    Annotated[bool, Tag("bool")] | Annotated[LabelDeletionOptions, Tag("deletion")],
+    Discriminator(lambda value: "deletion" if isinstance(value, dict) else _tag(value), **_INVALID),
+    Field(description="How to explain the score of a label of each input; `true` is `{}`"),
+]
+Highlight = Annotated[
+    int | None,
+    Field(
+        ge=1,
+        le=MAX_HIGHLIGHTS,
+        description="Number of best sentences of each document to return as `highlights`; "
+        "excludes `explain`; null: none",
     ),
 ]
 
@@ -188,12 +243,28 @@ class TextValuesInfo(_TextInfo):
     units: list[UnitValueInfo] = Field(description="The units, in the order of the text")
 
 
+class PairInfo(BaseModel):
+    """Effect of a unit of the query and a unit of the document, together."""
+
+    query: int = Field(description="Index of the unit in `units` of the query")
+    document: int = Field(description="Index of the unit in `units` of the document")
+    value: float = Field(
+        description="The score less the scores without one of both units, plus the score without "
+        "both"
+    )
+
+
 class DeletionInfo(BaseModel):
     """Explanation of a score by deletion of words or sentences."""
 
     method: Literal["deletion"]
     label: str | None = Field(None, description="Label whose score is explained, for classifiers")
     texts: list[TextEffectsInfo]
+    pairs: list[PairInfo] | None = Field(
+        None,
+        description="Effects of pairs of units, the largest first, with `pairs`; empty if "
+        "`max_tokens` does not suffice",
+    )
 
 
 class ShapleyInfo(BaseModel):
@@ -204,9 +275,19 @@ class ShapleyInfo(BaseModel):
     texts: list[TextValuesInfo]
 
 
-def options_of(explain: bool | DeletionOptions) -> bool | Deletion:
-    """Return the argument `explain` of `Model.score` and `Model.rerank`."""
-    return explain if isinstance(explain, bool) else Deletion(**explain.model_dump())
+def option_of(
+    explain: bool | DeletionOptions | TermsOptions, highlight: int | None
+) -> bool | Deletion | Terms | Highlights:
+    """Return the argument `explain` of `Model.score` and `Model.rerank`.
+
+    Raises:
+        InvalidInput: Both are given.
+    """
+    if highlight is not None:
+        if explain:
+            raise InvalidInput("highlight excludes explain", pointer="/highlight")
+        return Highlights(highlight)
+    return explain if isinstance(explain, bool) else explain.option()
 
 
 def explanation_fields(
@@ -228,11 +309,37 @@ def explanation_fields(
     texts = [
         {"side": _SIDES[fields.pop("text")], **fields} for fields in _text_fields(found, raw=raw)
     ]
-    return {"method": _METHODS[type(found)], "texts": texts}
+    pairs = {}
+    if isinstance(found, Deletions) and found.pairs is not None:
+        pairs = {"pairs": [asdict(pair) for pair in found.pairs[raw]]}
+    return {"method": _METHODS[type(found)], "texts": texts, **pairs}
 
 
-def label_fields(found: Deletions | ShapleyValues, *, raw: bool) -> dict[str, object]:
-    """Return the explanation of a label's score, with the fields of its schema."""
+def highlight_fields(
+    result: PairScores, index: int, *, raw: bool
+) -> list[dict[str, object]] | None:
+    """Return the highlights of a document, with the fields of `UnitInfo`; None: it has none.
+
+    Args:
+        result: The scores.
+        index: Index of the score.
+        raw: Whether the score is a reranker's logit.
+    """
+    found = result.deletions.get(index)
+    if found is None:
+        return None
+    (text,) = found.raw_texts if raw else found.texts
+    return [asdict(unit) for unit in text.units]
+
+
+def label_fields(result: Classification, index: int, *, raw: bool) -> dict[str, object] | None:
+    """Return the explanation of a label's score, with the fields of its schema; None: it has none.
+
+    See `explanation_fields`.
+    """
+    found = result.deletions.get(index) or result.shapley_values.get(index)
+    if found is None:
+        return None
     texts = _text_fields(found, raw=raw)
     return {"method": _METHODS[type(found)], "label": found.label, "texts": texts}
 

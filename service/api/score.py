@@ -9,7 +9,7 @@ from service.api.auth import require_scope
 from service.api.body import read_inputs
 from service.api.chunks import chunk_fields
 from service.api.deadline import cancel_on_disconnect
-from service.api.explanations import explanation_fields, options_of
+from service.api.explanations import explanation_fields, highlight_fields, option_of
 from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
@@ -46,7 +46,7 @@ async def score(request: Request, state: State) -> Response:
         body.queries,
         body.documents,
         prompt_name=body.prompt_name,
-        explain=options_of(body.explain),
+        explain=option_of(body.explain, body.highlight),
         chunking=body.chunking.chunking() if body.chunking else None,
         on_overflow=body.on_overflow,
         **options,
@@ -79,7 +79,7 @@ async def rerank(request: Request, state: State) -> Response:
         prompt_name=body.prompt_name,
         max_tokens_per_query=body.max_tokens_per_query,
         max_tokens_per_doc=body.max_tokens_per_doc,
-        explain=options_of(body.explain),
+        explain=option_of(body.explain, body.highlight),
         chunking=body.chunking.chunking() if body.chunking else None,
         on_overflow=body.on_overflow,
         **options,
@@ -91,11 +91,13 @@ async def rerank(request: Request, state: State) -> Response:
 
 def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
     scores = result.raw_scores if body.raw_scores else result.scores
-    explanations = [
-        explanation_fields(model, result, index, raw=body.raw_scores)
-        for index in range(len(scores))
-        if body.explain
-    ]
+    indices, raw = range(len(scores)), body.raw_scores
+    explained: dict[str, object] = {}
+    if body.explain:
+        own = [explanation_fields(model, result, index, raw=raw) for index in indices]
+        explained = {"explanations": own}
+    elif body.highlight:
+        explained = {"highlights": [highlight_fields(result, index, raw=raw) for index in indices]}
     chunks = result.best_chunks
     return orjson.dumps(
         {
@@ -104,7 +106,7 @@ def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
             "scores": scores.tolist(),
             "tokens": result.tokens,
             "truncated": result.truncated,
-            **({"explanations": explanations} if body.explain else {}),
+            **explained,
             **_explanation_tokens(result),
             **({"best_chunks": list(map(chunk_fields, chunks))} if chunks else {}),
         }
@@ -121,6 +123,8 @@ def _ranking_json(model: Model, result: PairScores, body: RerankRequest) -> byte
             ranked["document"] = {"text": texts[index]}
         if body.explain:
             ranked["explanation"] = explanation_fields(model, result, index, raw=body.raw_scores)
+        if body.highlight:
+            ranked["highlights"] = highlight_fields(result, index, raw=body.raw_scores)
         if result.best_chunks:
             ranked["best_chunk"] = chunk_fields(result.best_chunks[index])
         results.append(ranked)

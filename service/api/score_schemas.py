@@ -6,7 +6,14 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from service.api.chunk_schemas import ChunkInfo, DocumentChunking
 from service.api.classify_schemas import OnOverflow, PromptName, RawScores
-from service.api.explanations import DeletionInfo, Explain, ShapleyInfo, TermsInfo
+from service.api.explanations import (
+    DeletionInfo,
+    Explain,
+    Highlight,
+    ShapleyInfo,
+    TermsInfo,
+    UnitInfo,
+)
 from service.api.schemas import ModelName
 
 
@@ -80,6 +87,7 @@ class ScoreRequest(BaseModel):
     prompt_name: QueryPromptName = None
     raw_scores: RawScores = False
     explain: Explain = False
+    highlight: Highlight = None
     chunking: DocumentChunking = None
     on_overflow: OnOverflow = "truncate"
     model: ModelName = None
@@ -100,7 +108,13 @@ class ScoreResponse(BaseModel):
     )
     explanations: list[TermsInfo | DeletionInfo | ShapleyInfo | None] | None = Field(
         None,
-        description="Explanation of each score, if requested; null for those beyond `top_n`",
+        description="Explanation of each score, if requested; null for those beyond `top_n`, and "
+        "for those for which `max_tokens` does not suffice",
+    )
+    highlights: list[list[UnitInfo] | None] | None = Field(
+        None,
+        description="Best sentences of each document, best first, with `highlight`; null for "
+        "documents for which the tokens do not suffice",
     )
     explanation_tokens: int | None = Field(
         None,
@@ -131,6 +145,7 @@ class RerankRequest(BaseModel):
     prompt_name: QueryPromptName = None
     raw_scores: RawScores = False
     explain: Explain = False
+    highlight: Highlight = None
     chunking: DocumentChunking = None
     on_overflow: OnOverflow = "truncate"
     model: ModelName = None
@@ -147,7 +162,14 @@ class Ranked(BaseModel):
     score: float
     document: Document | None = Field(None, description="The document, if requested")
     explanation: TermsInfo | DeletionInfo | ShapleyInfo | None = Field(
-        None, description="Explanation of the score, if requested; by deletion, of the best alone"
+        None,
+        description="Explanation of the score, if requested; null for those beyond `top_n`, and "
+        "for those for which `max_tokens` does not suffice",
+    )
+    highlights: list[UnitInfo] | None = Field(
+        None,
+        description="Best sentences of the document, best first, with `highlight`; null: the "
+        "tokens do not suffice for it",
     )
     best_chunk: ChunkInfo | None = Field(
         None, description="Chunk of the document with the highest score, with `chunking`"

@@ -110,6 +110,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     add("--chunk-size", type=int, help="tokens per chunk (default: as many as the model takes)")
     add("--chunk-overlap", type=int, default=0, help="tokens that chunks share (default: 0)")
     add("--late", action="store_true", help="late chunking: encode the whole text at once")
+    add("--highlight", type=int, metavar="N", help="store the best N sentences, for scores")
     add("--dimensions", type=int, help="number of leading dimensions to keep")
     add("--dtype", choices=DTYPES, default="float32", help="type of vectors (default: float32)")
     add("--limit", type=int, help="maximum number of records")

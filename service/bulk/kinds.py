@@ -1,5 +1,6 @@
 """The kinds of results: how a model computes them, and their Arrow columns."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -9,8 +10,20 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from models.artifact import Manifest, Output
-from service.bulk.options import DTYPES, TOKENS, TRUNCATED, BulkOptions, Dtype, Kind, OptionError
+from service.bulk.options import (
+    DTYPES,
+    HIGHLIGHTS,
+    TOKENS,
+    TRUNCATED,
+    BulkOptions,
+    Dtype,
+    Kind,
+    OptionError,
+)
+from service.inference.errors import VitrineError
+from service.inference.explain.options import Highlights
 from service.inference.model.model import Model
+from service.inference.model.pair_scores import PairScores
 from service.inference.results.vectors import Vectors
 from service.inference.tokenizing.chunking import Chunking
 
@@ -76,7 +89,8 @@ async def _dense(model: Model, texts: Sequence[str], options: BulkOptions) -> Co
     return {"embedding": _vector_array(codes), **_counts(result.rows)}
 
 
-_CHUNK = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("tokens", pa.int32())])
+_SPAN = [("start", pa.int32()), ("end", pa.int32())]
+_CHUNK = pa.struct([*_SPAN, ("tokens", pa.int32())])
 
 
 def _chunk_fields(model: Model, options: BulkOptions) -> list[pa.Field]:
@@ -134,12 +148,19 @@ async def _multi(model: Model, texts: Sequence[str], options: BulkOptions) -> Co
     return {"embedding": _lists(result.vectors, vectors), **_counts(result.rows)}
 
 
+_HIGHLIGHT = pa.struct([*_SPAN, ("left_out", pa.float64()), ("alone", pa.float64())])
+
+
 def _score_fields(_model: Model, options: BulkOptions) -> list[pa.Field]:
     best = [] if options.chunking is None else [pa.field("best_chunk", _CHUNK)]
+    if options.highlight is not None:
+        best = [pa.field(HIGHLIGHTS, pa.list_(_HIGHLIGHT))]
     return [pa.field("score", pa.float64()), *best]
 
 
 async def _scores(model: Model, pairs: Sequence[tuple[str, str]], options: BulkOptions) -> Columns:
+    if options.highlight is not None:
+        return await _highlights(model, pairs, options, Highlights(options.highlight))
     queries, documents = zip(*pairs, strict=True)
     result = await model.score(
         queries, documents, prompt_name=options.prompt_name, chunking=options.chunking
@@ -150,6 +171,41 @@ async def _scores(model: Model, pairs: Sequence[tuple[str, str]], options: BulkO
         TOKENS: pa.array(result.tokens, pa.int32()),
         TRUNCATED: pa.array(result.truncated),
     }
+
+
+async def _highlights(
+    model: Model, pairs: Sequence[tuple[str, str]], options: BulkOptions, explain: Highlights
+) -> Columns:
+    # One call for each pair, because the texts of a call share their limit of tokens.
+    calls = [
+        model.score(
+            *(query, document),
+            prompt_name=options.prompt_name,
+            chunking=options.chunking,
+            explain=explain,
+        )
+        for query, document in pairs
+    ]
+    results: list[PairScores] = []
+    for index, result in enumerate(await asyncio.gather(*calls, return_exceptions=True)):
+        if isinstance(result, BaseException):
+            if isinstance(result, VitrineError):
+                result.pointer = f"/documents/{index}"
+            raise result
+        results.append(result)
+    return {
+        "score": pa.array([result.scores[0] for result in results]),
+        HIGHLIGHTS: pa.array(list(map(_best_sentences, results)), pa.list_(_HIGHLIGHT)),
+        TOKENS: pa.array([result.tokens[0] for result in results], pa.int32()),
+        TRUNCATED: pa.array([result.truncated[0] for result in results]),
+    }
+
+
+def _best_sentences(result: PairScores) -> list[dict[str, object]] | None:
+    if not result.deletions:
+        return None
+    (text,) = result.deletions[0].texts
+    return [{name: getattr(unit, name) for name in _HIGHLIGHT.names} for unit in text.units]
 
 
 def _label_fields(model: Model, _options: BulkOptions) -> list[pa.Field]:
@@ -218,7 +274,7 @@ RESULT_KINDS: Mapping[Kind, ResultKind] = {
         frozenset({"pooled", "sparse", "weights", "multi", "logits"}),
         _score_fields,
         _scores,
-        lambda *_: 8,
+        lambda _, options, __: 8 + 24 * (options.highlight or 0),
     ),
 }
 

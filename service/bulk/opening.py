@@ -64,6 +64,7 @@ class OpenJob:
             "--prompt-name": options.prompt_name,
             "--kind": self.kind,
             "chunking": None if options.chunking is None else asdict(options.chunking),
+            "--highlight": options.highlight,
             "--dimensions": options.dimensions,
             "--dtype": options.dtype,
             "--limit": options.limit,
@@ -104,6 +105,8 @@ def checked_kind(options: BulkOptions) -> Kind:
         raise OptionError(f"--dimensions applies to dense vectors, not to {kind}")
     if options.chunking is not None and kind not in ("chunks", "scores"):
         raise OptionError(f"--chunking applies to chunks and scores, not to {kind}")
+    if options.highlight is not None and kind != "scores":
+        raise OptionError(f"--highlight applies to scores, not to {kind}")
     if options.dtype not in RESULT_KINDS[kind].dtypes:
         raise OptionError(f"--dtype {options.dtype} does not apply to {kind}")
     if options.format == "npy" and kind != "dense":

@@ -23,6 +23,8 @@ DTYPES: tuple[Dtype, ...] = get_args(Dtype)
 
 # Columns of every output, besides those of its kind.
 ROW, TOKENS, TRUNCATED, ERROR = "row", "tokens", "truncated", "error"
+# Column of the best sentences of each text.
+HIGHLIGHTS = "highlights"
 
 
 class BulkError(Exception):
@@ -51,6 +53,8 @@ class BulkOptions:
         kind: Kind of the results; None: that of the model's first output.
         chunking: How texts are divided into chunks, for the kinds "chunks" and "scores"; None: they
             are not.
+        highlight: Number of best sentences of each text, for the kind "scores"; None: none. See
+            `Highlights`.
         dimensions: Number of leading dimensions to keep; None: all. See `Model.encode`.
         dtype: Type of the numbers of vectors; see `Model.quantizer` for integers and bits.
         limit: Maximum number of records; None: all.
@@ -78,6 +82,7 @@ class BulkOptions:
     prompt_name: str | None = None
     kind: Kind | None = None
     chunking: Chunking | None = None
+    highlight: int | None = None
     dimensions: int | None = None
     dtype: Dtype = "float32"
     limit: int | None = None

@@ -10,7 +10,14 @@ from pydantic import Field
 
 from models.gradients import results
 from models.gradients.budget import faithfulness_token_steps, token_steps
-from models.gradients.inputs import BaselineName, Method, MethodOptions, UnitKind, Units
+from models.gradients.inputs import (
+    BASELINE_METHODS,
+    BaselineName,
+    Method,
+    MethodOptions,
+    UnitKind,
+    Units,
+)
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text
@@ -30,11 +37,14 @@ from service.debug.target import (
     resolve_target,
 )
 from service.debug.target_inputs import (
+    ReplacedTexts,
+    kept_tokens,
     model_inputs,
     tokens_of_inputs,
     units_of_inputs,
     words_of_inputs,
 )
+from service.inference.errors import InvalidInput
 
 
 class AttributeRequest(ModelRequest):
@@ -59,6 +69,13 @@ class AttributeRequest(ModelRequest):
         "pad",
         description="Baseline of integrated gradients and occlusion: padding tokens, mask tokens "
         "or zero vectors",
+    )
+    of: ReplacedTexts = Field(
+        "both",
+        description="Texts that the baseline replaces. With `text`, or with `text_pair` and "
+        "the target's `versus`, all other tokens are the same in the baseline, special tokens "
+        "included: their scores are 0, and `faithfulness` removes none of them. For requests with "
+        "`text_pair`, and the methods `integrated_gradients` and `occlusion`",
     )
     tolerance: float = Field(
         0.01,
@@ -112,6 +129,7 @@ class AttributeJob(Job):
 
     Attributes:
         baselines: Token ids of the baseline of each row; None: zero vectors.
+        kept: Positions of the tokens of each row that its baseline keeps.
         words: Words of the texts.
         target: Scalar to attribute.
         units: Units of the faithfulness; None: faithfulness is not measured.
@@ -120,6 +138,7 @@ class AttributeJob(Job):
     kind: Literal["attribute"] = "attribute"
     request: AttributeRequest
     baselines: Sequence[Sequence[int] | None]
+    kept: Sequence[Sequence[int]]
     words: Sequence[TextWord]
     target: ResolvedTarget
     units: Units | None
@@ -141,25 +160,57 @@ async def attribute(body: AttributeRequest, call: Call) -> Response:
     """Attribute a scalar, such as a similarity or a logit, to the tokens and words of a text."""
     check_target(call, body.target)
     inputs = await model_inputs(call, body.target, body.text, body.text_pair)
+    _check_of(body)
     rows = [each.row for each in inputs]
     target = await resolve_target(call, body.target, rows[0])
-    baselines = [baseline_of(each.text, body.baseline, each.pointer) for each in inputs]
+    kept = kept_tokens(inputs, body.of)
+    baselines = [
+        baseline_of(each.text, body.baseline, each.pointer, own)
+        for each, own in zip(inputs, kept, strict=True)
+    ]
     length = sum(len(row.ids) for row in rows)
     steps = token_steps(body.method, length, body.options)
     words = await asyncio.to_thread(words_of_inputs, inputs)
     units = None
     if body.faithfulness is not None:
-        units = units_of_inputs(inputs, words, body.faithfulness)
-        steps += faithfulness_token_steps(length, len(units.tokens))
+        units = units_of_inputs(inputs, words, body.faithfulness, body.of)
+        steps += faithfulness_token_steps(length, units)
     cost = call.cost_of(steps)
     if body.dry_run:
         return call.cost_response(cost)
 
     job = AttributeJob(
-        request=body, rows=rows, baselines=baselines, words=words, target=target, units=units
+        request=body,
+        rows=rows,
+        baselines=baselines,
+        kept=kept,
+        words=words,
+        target=target,
+        units=units,
     )
     tokens = tokens_of_inputs(inputs)
     return await call.answer(job, cost, AttributeResponse, tokens=tokens, label=target.label)
+
+
+def _check_of(body: AttributeRequest) -> None:
+    """Check that the request has a second text, and a method with a baseline, if it has `of`.
+
+    Raises:
+        InvalidInput: It has not.
+    """
+    if body.of == "both":
+        return
+    if body.text_pair is None:
+        raise InvalidInput(
+            "of applies to rerankers, classifiers and multi-vector models, with text_pair",
+            pointer="/of",
+        )
+    if body.method not in BASELINE_METHODS:
+        raise InvalidInput(
+            f"{body.method} has no baseline; omit of, or use one of the methods "
+            f"{', '.join(BASELINE_METHODS)}",
+            pointer="/of",
+        )
 
 
 ROUTE = GradientRoute(

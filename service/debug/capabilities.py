@@ -15,6 +15,7 @@ from service.debug.pipeline.route import gradient_router
 from service.debug.pipeline.state import State
 from service.debug.routes import ROUTES
 from service.debug.target import targets_of
+from service.debug.target_inputs import ReplacedTexts
 
 router = gradient_router()
 
@@ -49,6 +50,9 @@ class Capabilities(BaseModel):
     labels: list[str] = Field(description="Label of each logit; empty for models without labels")
     text_pairs: bool = Field(description="Whether `text_pair` applies to the model")
     baselines: list[str]
+    of: list[str] = Field(
+        description="Values of `of` in an attribution: the texts that a baseline replaces"
+    )
     objectives: list[str]
     distributions: list[str]
     device: str
@@ -86,6 +90,7 @@ async def capabilities(request: Request, state: State) -> Response:
             labels=list(manifest.labels),
             text_pairs=kind in TAKES_PAIRS,
             baselines=list(get_args(BaselineName)),
+            of=list(get_args(ReplacedTexts)) if kind in TAKES_PAIRS else ["both"],
             objectives=list(get_args(ObjectiveName)),
             distributions=list(get_args(Distribution)),
             device=opened.device,

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from models.gradients.inputs import InputRow, UnitKind, Units, starts_of
 from service.debug.pipeline.call import Call
@@ -20,6 +21,8 @@ from service.inference.tokenizing.rows import TokenizedText
 # by its index here.
 Pointers = tuple[str, str, str]
 POINTERS: Pointers = ("/text", "/text_pair", "/target/versus")
+# Texts that a baseline replaces: all of them, the first, or those that are compared with the first.
+ReplacedTexts = Literal["both", "text", "text_pair"]
 
 
 @dataclass(frozen=True)
@@ -148,6 +151,34 @@ def _with_starts(inputs: Sequence[ModelInput]) -> Iterator[tuple[ModelInput, int
     return zip(inputs, starts_of([each.row for each in inputs]), strict=True)
 
 
+def _is_replaced(field: int, of: ReplacedTexts) -> bool:
+    """Return whether a baseline replaces a text, given its index in `POINTERS`."""
+    return of == "both" or (field == 0) == (of == "text")
+
+
+def kept_tokens(inputs: Sequence[ModelInput], of: ReplacedTexts) -> list[list[int]]:
+    """Return the positions of the tokens of each input that its baseline keeps.
+
+    If a baseline replaces one of two texts, they are all tokens but those of this text.
+
+    Raises:
+        InvalidInput: The text has no tokens.
+    """
+    if of == "both":
+        return [[] for _ in inputs]
+    kept = [
+        [
+            position
+            for position, number in enumerate(each.text.sequence_ids)
+            if number is None or not _is_replaced(each.fields[number], of)
+        ]
+        for each in inputs
+    ]
+    if all(len(own) == len(each.row.ids) for own, each in zip(kept, inputs, strict=True)):
+        raise InvalidInput(f"{of} has no tokens to replace", code="no_tokens", pointer="/of")
+    return kept
+
+
 def words_of_inputs(inputs: Sequence[ModelInput]) -> list[TextWord]:
     """Return the words of all inputs; indices of tokens count those of all inputs."""
     words: list[TextWord] = []
@@ -164,23 +195,25 @@ def words_of_inputs(inputs: Sequence[ModelInput]) -> list[TextWord]:
 
 
 def units_of_inputs(
-    inputs: Sequence[ModelInput], words: Sequence[TextWord], kind: UnitKind
+    inputs: Sequence[ModelInput], words: Sequence[TextWord], kind: UnitKind, of: ReplacedTexts
 ) -> Units:
-    """Return the words or tokens of all texts; special tokens and prompts belong to none.
+    """Return the words or tokens of the texts that a baseline replaces.
 
-    A text that several inputs contain has each of its units once, with tokens in all inputs.
+    Special tokens and prompts belong to none. A text that several inputs contain has each of its
+    units once, with tokens in all inputs.
     """
     units: dict[tuple[int, ...], list[int]] = {}
     if kind == "words":
         for word in words:
             key = word.text, word.start, word.end
-            units.setdefault(key, []).extend(word.tokens)
+            if _is_replaced(word.text, of):
+                units.setdefault(key, []).extend(word.tokens)
         return Units(kind, list(units.values()))
     for each, start in _with_starts(inputs):
         counts = Counter[int]()
         for position, number in enumerate(each.text.sequence_ids):
-            if number is not None:
-                units.setdefault((each.fields[number], counts[number]), []).append(start + position)
+            if number is not None and _is_replaced(field := each.fields[number], of):
+                units.setdefault((field, counts[number]), []).append(start + position)
                 counts[number] += 1
     return Units(kind, list(units.values()))
 

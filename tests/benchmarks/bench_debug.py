@@ -4,9 +4,8 @@ The same load, in turns with and without a client that requests one attribution 
 """
 
 from functools import partial
-from threading import Event, Thread
 
-from tests.benchmarks.comparison import BenchmarkError, Comparison, Figures, parser, report
+from tests.benchmarks.comparison import Comparison, Figures, parser, report
 from tests.benchmarks.servers import Server, vitrine
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
@@ -36,24 +35,9 @@ def _alone(server: Server, workload: Workload, seconds: int) -> Figures:
 
 def _beside(server: Server, workload: Workload, seconds: int) -> Figures:
     """Load the server beside a client with one job after the other."""
-    end, count = Event(), [0]
-
-    def request_jobs() -> None:
-        while not end.is_set():
-            server.post(_JOB, "/debug/attribute")
-            count[0] += 1
-
-    client = Thread(target=request_jobs)
-    with server.awake():
-        client.start()
-        try:
-            figures = _alone(server, workload, seconds)
-        finally:
-            end.set()
-            client.join()
-    if not count[0]:
-        raise BenchmarkError("answered no gradient job")
-    return {**figures, "gradient jobs": count[0]}
+    with server.busy_client(_JOB, "/debug/attribute") as count:
+        figures = _alone(server, workload, seconds)
+    return {**figures, "gradient jobs": count()}
 
 
 if __name__ == "__main__":

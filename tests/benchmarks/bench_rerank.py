@@ -49,7 +49,7 @@ def _requests() -> list[_Request]:
     ]
 
 
-def _save_model(folder: Path) -> Path:
+def save_model(folder: Path) -> Path:
     """Save a random cross-encoder with the default model's tokenizer; return its folder."""
     torch.manual_seed(0)
     config = BertConfig(
@@ -89,7 +89,7 @@ def main() -> None:
     scores: dict[str, NDArray[np.float64]] = {}
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         folder = Path(temporary)
-        model = _save_model(folder)
+        model = save_model(folder)
         export(resolve(str(model)), folder / "artifact")
         for name, kind in _kinds(options.environments, model, folder / "artifact").items():
             server = stack.enter_context(Server(kind))

@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -284,6 +285,32 @@ class Server(Client):
             yield
         finally:
             self._suspend()
+
+    @contextmanager
+    def busy_client(self, body: Mapping[str, object], path: str) -> Iterator[Callable[[], int]]:
+        """Let a client send one request after the other; yield a count of its responses.
+
+        Raises:
+            BenchmarkError: it had no response when the block ended.
+        """
+        end, count = Event(), 0
+
+        def send() -> None:
+            nonlocal count
+            while not end.is_set():
+                self.post(body, path)
+                count += 1
+
+        client = Thread(target=send)
+        with self.awake():
+            client.start()
+            try:
+                yield lambda: count
+            finally:
+                end.set()
+                client.join()
+        if not count:
+            raise BenchmarkError(f"{path} answered nothing beside the load")
 
     def request(self, method: str, path: str, body: object = None) -> tuple[int, bytes]:
         """Send one request; see `Client.request`."""

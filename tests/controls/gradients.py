@@ -35,9 +35,60 @@ GUARDS = (
     ),
     Guard(
         "service/debug/attribute.py",
-        "        steps += faithfulness_token_steps(length, len(units.tokens))\n",
+        "        steps += faithfulness_token_steps(length, units)\n",
         "",
         f"{_D}test_faithfulness.py::test_cost_of_faithfulness_is_part_of_the_budget",
+    ),
+    Guard(
+        "models/gradients/faithfulness.py",
+        "(np.cumsum(counts) - (counts - 1) / 2)[indices]",
+        "np.cumsum(counts)[indices].astype(float)",
+        f"{_G}test_faithfulness.py::test_rank_correlation_equals_scipy",
+    ),
+    Guard(
+        "models/gradients/faithfulness.py",
+        "    matters = np.abs(effects) >= _MATTERS * np.abs(effects).max()\n",
+        "    matters = np.abs(effects) > 0\n",
+        f"{_G}test_faithfulness.py::test_opposite_signs_are_counted_among_the_units_that_matter",
+    ),
+    Guard(
+        "models/gradients/budget.py",
+        "return length + without_each + points",
+        "return length + points",
+        f"{_G}test_faithfulness.py::test_cost_is_the_tokens_that_run_through_the_model",
+    ),
+    Guard(
+        "service/debug/child/jobs.py",
+        '            is_signed=request.method != "saliency",\n',
+        "",
+        f"{_D}test_faithfulness.py::test_faithfulness_of_a_sparse_weight_equals_transformers",
+    ),
+    # Attribution of one of two texts.
+    Guard(
+        "models/gradients/attribution.py",
+        "    baseline[kept] = tokens[kept]\n",
+        "",
+        f"{_G}test_attribution_oracles.py::"
+        "test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transformers",
+    ),
+    Guard(
+        "service/debug/target_inputs.py",
+        "if number is None or not _is_replaced(each.fields[number], of)",
+        "if number is not None and not _is_replaced(each.fields[number], of)",
+        f"{_D}test_kinds.py::"
+        "test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transformers",
+    ),
+    Guard(
+        "service/debug/target_inputs.py",
+        "            if _is_replaced(word.text, of):\n",
+        "            if True:\n",
+        f"{_D}test_faithfulness.py::test_faithfulness_of_one_text_of_a_pair_removes_its_units",
+    ),
+    Guard(
+        "service/debug/pipeline/texts.py",
+        "    if baseline == list(ids) and len(kept) < len(ids):\n",
+        "    if baseline == list(ids):\n",
+        f"{_D}test_kinds.py::test_scores_of_texts_that_the_baseline_keeps_are_zero",
     ),
     # Similarities other than the cosine.
     Guard(

@@ -437,17 +437,31 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "self._check(self.tokens <= self.deletion.max_tokens)",
-        "pass",
+        "            if used + cost > available:\n                break\n",
+        "",
         "tests/service/inference/model/test_deletions.py::"
-        "test_too_many_tokens_are_refused_before_they_run",
+        "test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice",
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "            self._count_chars((count + 1) * len(part.content))\n",
-        "            pass\n",
+        "return max(tokens, len(variant) // _CHARS_PER_TOKEN)",
+        "return tokens",
         "tests/service/inference/model/test_deletions.py::"
-        "test_many_long_words_of_few_tokens_are_refused_before_variants_are_made",
+        "test_variants_of_long_words_take_no_more_memory_than_those_of_tokens",
+    ),
+    Guard(
+        "service/inference/model/deletion_planner.py",
+        "        self._check(chars <= self._max_tokens * _CHARS_PER_TOKEN)\n",
+        "",
+        "tests/service/inference/model/test_shapley_values.py::"
+        "test_too_many_texts_are_refused_before_they_are_made",
+    ),
+    Guard(
+        "service/inference/model/explanations.py",
+        "deletions = {at: highlights_of(found, how.count)",
+        "deletions = {at: found",
+        "tests/service/inference/model/test_highlights.py::"
+        "test_highlights_are_the_best_sentences_of_an_explanation_by_deletion",
     ),
     Guard(
         "service/inference/model/variant_texts.py",
@@ -486,10 +500,10 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "            tokens += variants * shortest[empty]\n",
+        "            tokens += len(np.unique(part.subsets, axis=0)) * shortest[empty]\n",
         "",
-        "tests/service/inference/model/test_deletions.py::"
-        "test_many_pairs_with_a_long_query_are_refused_before_variants_are_tokenised",
+        "tests/service/inference/model/test_shapley_values.py::"
+        "test_too_many_texts_are_refused_before_they_are_made",
     ),
     Guard(
         "service/inference/explain/deletion.py",

@@ -15,6 +15,7 @@ from models.gradients.results.attribution import (
     ReferenceTerms,
     RemovalEffect,
     TokenGradient,
+    UnitEffect,
 )
 from models.gradients.results.flow import (
     Flow,
@@ -86,6 +87,7 @@ __all__ = [
     "TapPatch",
     "TokenGradient",
     "TokenIds",
+    "UnitEffect",
     "Vector",
     "VectorDifference",
     "WeightDifference",

@@ -83,11 +83,29 @@ class FaithfulnessPoint:
 
 
 @dataclass(frozen=True)
+class UnitEffect:
+    """Effect of the removal of one unit, beside its score.
+
+    Attributes:
+        tokens: Indices of the unit's tokens in `tokens`. Those of a text that several inputs
+            contain are in each of them.
+        score: Sum of the scores of these tokens.
+        effect: Value of the texts, less the value without this unit; null if an input has no tokens
+            left.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+    effect: float
+
+
+@dataclass(frozen=True)
 class Faithfulness:
     """Faithfulness of an attribution: change of the value when units are removed from the inputs.
 
     Tokens of removed units are deleted. Special tokens and prompts stay. If scores are faithful to
     the model, comprehensiveness is large and sufficiency is small, compared with `random`.
+    `rank_correlation` is close to 1, and `opposite_signs` close to 0.
 
     Attributes:
         units: Units that are removed, "words" or "tokens".
@@ -95,6 +113,14 @@ class Faithfulness:
         comprehensiveness: Mean of `comprehensiveness` over the points.
         sufficiency: Mean of `sufficiency` over the points.
         random: Mean effects of as many units that are chosen at random.
+        effects: Effect of the removal of each unit alone, in the order of the texts.
+        rank_correlation: Spearman's correlation of the scores and effects of all units. Null if
+            there are fewer than two units, all scores or all effects are equal, or one of these
+            numbers is not finite.
+        opposite_signs: Share of the units that matter whose score and effect have opposite signs. A
+            unit matters if the absolute value of its effect is at least a tenth of the largest.
+            Null if scores have no sign, as those of saliency, no unit has an effect, or one of
+            these numbers is not finite.
     """
 
     units: Literal["words", "tokens"]
@@ -102,6 +128,9 @@ class Faithfulness:
     comprehensiveness: float
     sufficiency: float
     random: RemovalEffect
+    effects: tuple[UnitEffect, ...]
+    rank_correlation: float | None
+    opposite_signs: float | None
 
 
 @dataclass(frozen=True)

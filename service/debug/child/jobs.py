@@ -151,7 +151,7 @@ def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
     target, entries = target_function(model, job.target), entries_of(job.target)
     result = attribute(
         model,
-        list(map(Side, rows, job.baselines)),
+        list(map(Side, rows, job.baselines, job.kept)),
         target,
         method=request.method,
         layer_name=_layer(model, request.layer),
@@ -159,8 +159,16 @@ def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
         entries=entries,
     )
     if job.units is not None:
-        seed, scores = request.seed, result.scores
-        measured = faithfulness(model, rows, target, job.units, scores, seed=seed, entries=entries)
+        measured = faithfulness(
+            model,
+            rows,
+            target,
+            job.units,
+            result.scores,
+            seed=request.seed,
+            is_signed=request.method != "saliency",
+            entries=entries,
+        )
         result = replace(result, faithfulness=measured)
     if isinstance(job.target.target, MaxSimTarget):
         result = replace(result, alignment=alignment(model, rows[0], rows[1:]))

@@ -1,7 +1,7 @@
 """Texts of a request: their tokens, as inputs of the reference model and in the response."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from models.gradients.inputs import BaselineName, InputRow
 from service.debug.pipeline.call import Call
@@ -98,8 +98,16 @@ def row_of(text: TokenizedText) -> InputRow:
     return InputRow(row.ids, row.prompt_tokens, row.adapter, row.token_types, row.unattended)
 
 
-def baseline_of(text: TokenizedText, name: BaselineName, pointer: str) -> Sequence[int] | None:
+def baseline_of(
+    text: TokenizedText, name: BaselineName, pointer: str, kept: Collection[int] = ()
+) -> Sequence[int] | None:
     """Return the token ids of the baseline, or None for a baseline of zeros.
+
+    Args:
+        text: Text or pair of texts.
+        name: Name of the baseline.
+        pointer: JSON pointer to the field of the text.
+        kept: Positions of tokens that the baseline keeps.
 
     Raises:
         InvalidInput: The tokenizer has no token for the baseline, or the token ids of the text and
@@ -113,13 +121,18 @@ def baseline_of(text: TokenizedText, name: BaselineName, pointer: str) -> Sequen
             code="no_baseline",
             pointer="/baseline",
         )
-    if text.baseline[name] == text.row.ids:
+    ids = text.row.ids
+    baseline = [
+        token if position in kept else other
+        for position, (token, other) in enumerate(zip(ids, text.baseline[name], strict=True))
+    ]
+    if baseline == list(ids) and len(kept) < len(ids):
         raise InvalidInput(
             "the token ids of the text equal those of its baseline; choose another baseline",
             code="baseline_equals_input",
             pointer=pointer,
         )
-    return text.baseline[name]
+    return baseline
 
 
 def tokens_of(

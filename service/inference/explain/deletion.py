@@ -13,12 +13,16 @@ Both are differences of results that anybody can ask for, because the rule of de
 - If nothing but white space is left, the text is empty.
 - Several units are removed one after the other, the last first.
 
+The effect of a pair of units, one of each text, is the result of both texts less the results
+without one of them, plus the result without both: what they have together beyond what each has.
+
 Units are ranked by the sum of both numbers: the first of them says what a text that has the rest
 needs, the second what the unit brings by itself. `make bench-explain` compares this with others.
 
-With `by="auto"` the units are the sentences of a text, or the words of a text of one sentence, and
-then the words of the best sentences. The maximum number of tokens decides how many numbers are
-measured: alone first, which costs little, then left out.
+The maximum number of tokens decides how many numbers are measured: alone first, which costs little,
+then left out, if necessary only units with the largest effects alone. With `by="auto"` the units
+are the sentences of a text, or the words of a text of one sentence, and then the words of the best
+sentences.
 
 With `method="shapley"` a unit has its Shapley value instead, estimated from texts that keep some of
 the units; see `service.inference.explain.shapley`. The values sum to the result of the text less
@@ -26,103 +30,16 @@ that of the empty text.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal, get_args
 
 import numpy as np
 
-from service.inference.errors import InvalidInput
-from service.inference.explain.shapley import Subsets, min_samples, shapley_values
-from service.inference.tokenizing.chunking import is_integer
+from service.inference.explain.options import UnitKind
+from service.inference.explain.shapley import Subsets, shapley_values
 from service.inference.tokenizing.rows import Span
 from service.inference.tokenizing.sentences import sentence_starts
 from service.inference.tokenizing.words import word_spans
-
-UnitKind = Literal["words", "sentences"]
-By = Literal["words", "sentences", "auto"]
-Method = Literal["deletion", "shapley"]
-
-# Default and largest `Deletion.max_tokens`.
-MAX_TOKENS = 20_000
-# Number of best documents that `Model.rerank` explains by default.
-TOP_N = 3
-# Default and maximum number of texts from which Shapley values are estimated.
-_SAMPLES, _SAMPLES_PER_UNIT, MAX_SAMPLES = 64, 4, 2048
-
-
-@dataclass(frozen=True, kw_only=True)
-class Deletion:
-    """Options of an explanation by deletion.
-
-    Attributes:
-        by: Units: "words", "sentences" or "auto"; see the module docstring.
-        of: Texts whose units are left out: "document", "query" or "both". `Model.classify` leaves
-            out the units of all texts.
-        top_n: Number of best documents whose scores are explained; None: all in `Model.score`, and
-            `TOP_N` in `Model.rerank`. Not for `Model.classify`.
-        method: "deletion": each unit left out, and alone; "shapley": Shapley values.
-        samples: Maximum number of texts for the Shapley values of a text; None: 64, or 4 per unit
-            if that is more. The standard errors of fewer can be several times too small.
-        seed: Random seed of the subsets of units in these texts.
-        label: Label whose score is explained by `Model.classify`; None: the best of each input.
-        max_tokens: Maximum number of tokens of all texts that are scored for the explanations of a
-            call.
-
-    Raises:
-        InvalidInput: An attribute is invalid; `pointer` names it.
-    """
-
-    by: By = "words"
-    of: Literal["document", "query", "both"] = "document"
-    top_n: int | None = None
-    method: Method = "deletion"
-    samples: int | None = None
-    seed: int = 0
-    label: str | None = None
-    max_tokens: int = MAX_TOKENS
-
-    def __post_init__(self) -> None:
-        _check_name("method", self.method, get_args(Method))
-        if self.method == "shapley" and self.by == "auto":
-            raise InvalidInput(
-                "Shapley values are of words or of sentences, not by auto", pointer="/explain/by"
-            )
-        if self.samples is not None:
-            _check_integer("samples", self.samples, 1, MAX_SAMPLES)
-        _check_integer("seed", self.seed, 0, 2**32 - 1)
-        if self.method != "shapley":
-            for name, is_set in (("samples", self.samples is not None), ("seed", self.seed != 0)):
-                if is_set:
-                    raise InvalidInput(
-                        f'{name} is for the method "shapley"', pointer=f"/explain/{name}"
-                    )
-        _check_name("by", self.by, get_args(By))
-        _check_name("of", self.of, ("document", "query", "both"))
-        if self.top_n is not None and not (is_integer(self.top_n) and self.top_n >= 1):
-            raise InvalidInput("top_n must be an integer, at least 1", pointer="/explain/top_n")
-        if not isinstance(self.label, str | None):
-            raise InvalidInput("label must be a text or None", pointer="/explain/label")
-        _check_integer("max_tokens", self.max_tokens, 1, MAX_TOKENS)
-
-    @property
-    def texts(self) -> Sequence[int]:
-        """Indices, in a pair of query and document, of the texts whose units are left out."""
-        return {"query": (0,), "document": (1,), "both": (0, 1)}[self.of]
-
-    def samples_of(self, units: int) -> int:
-        """Return the maximum number of texts for the Shapley values of a text with these units.
-
-        Raises:
-            InvalidInput: `samples` is too small.
-        """
-        least = min_samples(units)
-        if self.samples is not None and self.samples < least:
-            raise InvalidInput(
-                f"samples is {self.samples}; a text of {units} {self.by} needs at least {least}",
-                pointer="/explain/samples",
-            )
-        return self.samples or max(_SAMPLES, _SAMPLES_PER_UNIT * units)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +126,21 @@ class TextValues:
     units: Sequence[UnitValue]
 
 
+@dataclass(frozen=True, slots=True)
+class PairEffect:
+    """Effect of a unit of the query and a unit of the document on a result, together.
+
+    Attributes:
+        query: Index of the unit of the query.
+        document: Index of the unit of the document.
+        value: Its effect; see the module docstring.
+    """
+
+    query: int
+    document: int
+    value: float
+
+
 @dataclass(frozen=True)
 class Deletions:
     """An explanation by deletion.
@@ -218,16 +150,20 @@ class Deletions:
         raw_texts: The same of a logit, of rerankers and classifiers; for other models the same as
             `texts`.
         label: Label of the score, for classifiers; None: for scores of pairs.
+        pairs: Effects of pairs of units on the score, and on the logit, the largest first. They are
+            empty if the tokens did not suffice; None: not requested.
     """
 
     texts: Sequence[TextEffects]
     raw_texts: Sequence[TextEffects]
     label: str | None = None
+    pairs: tuple[Sequence[PairEffect], Sequence[PairEffect]] | None = None
 
     @property
     def units(self) -> int:
-        """Number of units of all texts."""
-        return sum(len(text.units) + len(text.words) for text in self.texts)
+        """Number of units of all texts, and of pairs of them."""
+        pairs = 0 if self.pairs is None else len(self.pairs[0])
+        return pairs + sum(len(text.units) + len(text.words) for text in self.texts)
 
 
 @dataclass(frozen=True)
@@ -242,6 +178,22 @@ class ShapleyValues:
     def units(self) -> int:
         """Number of units of all texts."""
         return sum(len(text.units) for text in self.texts)
+
+
+def highlights_of(found: Deletions, count: int) -> Deletions:
+    """Return an explanation with the best units of each text alone, best first."""
+    orders = [
+        sorted(range(len(text.units)), key=lambda index: text.units[index].rank)[:count]
+        for text in found.raw_texts
+    ]
+    texts, raw_texts = (
+        [
+            replace(text, units=[text.units[index] for index in order])
+            for text, order in zip(own, orders, strict=True)
+        ]
+        for own in (found.texts, found.raw_texts)
+    )
+    return replace(found, texts=texts, raw_texts=raw_texts)
 
 
 def unit_spans(text: str, by: UnitKind) -> list[Span]:
@@ -342,15 +294,3 @@ def _ranks(values: Sequence[float]) -> list[int]:
 def _stripped(text: str, start: int, end: int) -> Span:
     part = text[start:end]
     return start + len(part) - len(part.lstrip()), start + len(part.rstrip())
-
-
-def _check_name(name: str, value: object, names: Sequence[str]) -> None:
-    if not isinstance(value, str) or value not in names:
-        raise InvalidInput(f"{name} must be one of {', '.join(names)}", pointer=f"/explain/{name}")
-
-
-def _check_integer(name: str, value: int, least: int, most: int) -> None:
-    if not (is_integer(value) and least <= value <= most):
-        raise InvalidInput(
-            f"{name} must be an integer from {least} to {most}", pointer=f"/explain/{name}"
-        )

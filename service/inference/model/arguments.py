@@ -11,6 +11,7 @@ import numpy as np
 
 from models.quantization import OutputDtype
 from service.inference.errors import InvalidInput
+from service.inference.explain.options import Deletion, Highlights, Terms
 from service.inference.results.vectors import EncodeOutput
 from service.inference.tokenizing.chunking import is_integer
 
@@ -64,6 +65,21 @@ def text_list(texts: object, name: str = "inputs", *, has_index: bool = True) ->
                 pointer=f"/{name}/{index}",
             )
     return items
+
+
+def explanation_of(explain: object) -> Deletion | Highlights | Terms | None:
+    """Return how to explain results; None: not.
+
+    Raises:
+        InvalidInput: `explain` is neither a bool nor an option.
+    """
+    if isinstance(explain, bool | np.bool_):
+        return Deletion() if explain else None
+    if isinstance(explain, Deletion | Highlights | Terms):
+        return explain
+    raise InvalidInput(
+        "explain must be a bool, a Deletion, Highlights or Terms", pointer="/explain"
+    )
 
 
 def pair_list(inputs: object) -> Sequence[str | tuple[str, str]]:

@@ -19,22 +19,17 @@ from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row
 
 
-def check_chunking(
-    model: LoadedModel, chunking: Chunking, limits: PairLimits, explained: int
-) -> None:
+def check_chunking(model: LoadedModel, chunking: Chunking, limits: PairLimits) -> None:
     """Check that a model can score the chunks of documents.
 
     Args:
         model: A model of any kind.
         chunking: How to divide the documents.
         limits: Maximum number of tokens of each query and of each document.
-        explained: Number of scores to explain.
 
     Raises:
         InvalidInput: It cannot, or an argument excludes chunking.
     """
-    if explained:
-        raise chunks_are_not_explained()
     if limits[1] is not None:
         raise InvalidInput(
             "max_tokens_per_doc excludes chunking, which drops no part of a document",
@@ -43,14 +38,6 @@ def check_chunking(
     if chunking.late:
         model.check_outputs(("pooled",))
         check_late(model.artifact.manifest, model.name)
-
-
-def chunks_are_not_explained() -> InvalidInput:
-    """Return the error of a call that asks for explanations and chunks."""
-    return InvalidInput(
-        "explain does not apply to chunks; score the text of the best chunk to explain it",
-        pointer="/explain",
-    )
 
 
 async def score_pairs(

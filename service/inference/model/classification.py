@@ -1,7 +1,7 @@
 """Labels of texts and of pairs of texts."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,10 +21,9 @@ class Classification:
         labels: Label of each of the C columns.
         rows: Token ids of each input, and whether it was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
-        deletions: Explanation by deletion of the score of a label, of each input; empty if not
-            requested.
-        shapley_values: Shapley values of the score of a label, of each input; empty if not
-            requested.
+        deletions: Explanation by deletion of the score of a label, by index of the input; empty if
+            not requested. An input for which the tokens did not suffice has none.
+        shapley_values: Shapley values of the score of a label, by index; empty if not requested.
         explanation_tokens: Number of tokens of all texts that were scored, for explanations.
     """
 
@@ -33,15 +32,15 @@ class Classification:
     labels: Sequence[str]
     rows: Sequence[Row]
     seconds: Stages
-    deletions: Sequence[Deletions] = ()
-    shapley_values: Sequence[ShapleyValues] = ()
+    deletions: Mapping[int, Deletions] = field(default_factory=dict)
+    shapley_values: Mapping[int, ShapleyValues] = field(default_factory=dict)
     explanation_tokens: int = 0
 
     @property
     def size(self) -> int:
         """Cost of serialising to JSON, in numbers: a label costs as much as five, a unit as ten."""
-        units = sum(each.units for each in self.deletions)
-        units += sum(each.units for each in self.shapley_values)
+        units = sum(each.units for each in self.deletions.values())
+        units += sum(each.units for each in self.shapley_values.values())
         return 5 * self.scores.size + 10 * units
 
     def best_labels(self, limit: int | None = None) -> list[list[int]]:

@@ -1,8 +1,10 @@
 """Which variants of texts are scored for explanations by deletion, and what their results say."""
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import cast
 
 import numpy as np
@@ -11,19 +13,19 @@ from numpy.typing import NDArray
 from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
 from service.inference.explain.deletion import (
-    Deletion,
     Deletions,
+    PairEffect,
     ShapleyValues,
     TextEffects,
     TextValues,
     UnitEffect,
-    UnitKind,
     effects_of,
     unit_spans,
     values_of,
     with_units,
     without,
 )
+from service.inference.explain.options import MAX_TOKENS, Deletion, UnitKind
 from service.inference.explain.shapley import Subsets, subsets_of
 from service.inference.model.scoring import FurtherInputs, Input
 from service.inference.model.variant_texts import VariantTexts
@@ -34,16 +36,19 @@ from service.inference.tokenizing.rows import Span
 # Scores and logits of an input, `(2, C)`.
 Values = NDArray[np.float64]
 
-# Maximum number of characters of all variants, per token of the limit: a word of thousands of
-# characters can be one token.
+# Number of characters of variants that count as a token at least: a word of thousands of characters
+# can be one token, and variants take memory.
 _CHARS_PER_TOKEN = 16
 # With `by="auto"`: maximum number of sentences whose words are left out.
 _BEST_SENTENCES = 2
+# With `by="auto"` and no other limit: number of tokens per token of the explained texts, which
+# suffices for each of 12 sentences alone and left out; and the least, for all words of a sentence.
+_AUTO_TOKENS, _LEAST_AUTO_TOKENS = 16, 4000
 
 
-@dataclass(frozen=True)
+@dataclass
 class Part:
-    """The part of a text that the model reads.
+    """The part of a text that the model reads, and what is left out of it.
 
     Attributes:
         index: Index of the input.
@@ -53,6 +58,11 @@ class Part:
         by: Kind of its units.
         units: Span of each unit in the part.
         subsets: Units that the texts for Shapley values keep.
+        length: Number of tokens that run for the text, in the input.
+        rest: The same for the empty text in its place.
+        remaining: Number of tokens for variants that depend on the first results.
+        words: With `by="auto"`, span of each word of the best sentences.
+        variants: The inputs without each unit or word that is left out.
     """
 
     index: int
@@ -62,6 +72,11 @@ class Part:
     by: UnitKind
     units: Sequence[Span]
     subsets: Subsets
+    length: int = 0
+    rest: int = 0
+    remaining: int = 0
+    words: list[Span] = field(default_factory=list)
+    variants: dict[Span, Input] = field(default_factory=dict)
 
     @property
     def content(self) -> str:
@@ -74,9 +89,11 @@ class Part:
             return variant
         return (variant, self.whole[1]) if self.text == 0 else (self.whole[0], variant)
 
-    def without(self, unit: Span) -> Input:
-        """Return the input without a unit of the part."""
-        return self.with_text(without(self.content, unit))
+    def without(self, units: Sequence[Span]) -> list[Input]:
+        """Return the inputs without each of some units or words, and remember them."""
+        own = {unit: self.with_text(without(self.content, unit)) for unit in units}
+        self.variants |= own
+        return list(own.values())
 
     def alone(self, unit: Span) -> Input:
         """Return the input with a unit in place of the part."""
@@ -112,15 +129,14 @@ class DeletionPlanner:
     labels: Sequence[str] = ()
     known: Mapping[Input, Values] = field(default_factory=dict)
     tokens: int = 0
-    _chars: int = 0
-    _parts: list[Part] = field(default_factory=list)
-    _of: list[range] = field(default_factory=list)  # indices of the parts of each input
+    _max_tokens: int = MAX_TOKENS
+    # Parts of each input; none if the tokens do not suffice for them.
+    _of: list[list[Part]] = field(default_factory=list)
+    # Number of tokens for pairs of units, and the inputs without each, by index.
+    _pair_tokens: int = 0
+    _pairs: dict[int, dict[tuple[int, int], Input]] = field(default_factory=dict)
     _chosen: list[Input] = field(default_factory=list)
     _values: dict[Input, Values] = field(default_factory=dict)
-    # With `by="auto"`: number of tokens of each input, and without the part; remaining tokens.
-    _lengths: list[tuple[int, int]] = field(default_factory=list)
-    _remaining: list[int] = field(default_factory=list)
-    _words: dict[int, list[Span]] = field(default_factory=dict)
 
     @cached_property
     def _texts(self) -> VariantTexts:
@@ -138,13 +154,12 @@ class DeletionPlanner:
 
     def first(self, truncated: Sequence[bool]) -> Sequence[Input]:
         """Return the variants that run together with the inputs."""
+        self._max_tokens = self.deletion.max_tokens or MAX_TOKENS
         for index, is_truncated in enumerate(truncated):
             self._check_deadline()
-            own = self._parts_of(index, is_truncated)
-            self._of.append(range(len(self._parts), len(self._parts) + len(own)))
-            self._parts += own
-        wanted = self._auto() if self.deletion.by == "auto" else self._every()
-        wholes = (part.whole for part in self._parts)
+            self._of.append(self._parts_of(index, is_truncated))
+        wanted = self._kept() if self._is_shapley else self._left_out()
+        wholes = [part.whole for part in self._parts]
         known = {*self.inputs}
         variants = dict.fromkeys((*wholes, *wanted))
         distinct = [variant for variant in variants if variant not in known]
@@ -158,48 +173,58 @@ class DeletionPlanner:
         return self._chosen
 
     def second(self) -> Sequence[Input]:
-        """Return the variants that depend on the results of the first: those of "auto"."""
-        if self.deletion.by != "auto":
+        """Return the variants that depend on the results of the first."""
+        parts = self._parts
+        remaining = sum(part.remaining for part in parts)
+        if not remaining and not self._pair_tokens:
             return []
-        again = (
-            0
-            if self._texts.are_read_together
-            else self._texts.tokens([p.whole for p in self._parts])
-        )
-        left = int(0.95 * self.deletion.max_tokens) - self.tokens - again
-        scale = min(1.0, max(0, left) / max(1, sum(self._remaining)))
-        self._remaining = [int(scale * remaining) for remaining in self._remaining]
+        again = 0
+        if not self._texts.are_read_together:
+            again = self._texts.tokens([part.whole for part in parts])
+        left = int(0.95 * self._max_tokens) - self.tokens - again
         wanted: list[Input] = []
-        for at, part in enumerate(self._parts):
-            wanted += self._refined(at, part)
+        if 0 < self._pair_tokens <= left:
+            left -= self._pair_tokens
+            wanted += self._without_pairs()
+        for part in parts:
+            part.remaining = int(min(1.0, max(0, left) / max(1, remaining)) * part.remaining)
+            wanted += self._refined(part)
         new = (variant for variant in dict.fromkeys(wanted) if variant not in self._values)
         return self._texts.with_result(new)
 
-    def deletions(self) -> list[Deletions]:
-        """Return the explanation of each input by deletion; none with `method="shapley"`."""
+    def deletions(self) -> dict[int, Deletions]:
+        """Return the explanations by deletion, by index; none with `method="shapley"`."""
         if self._is_shapley:
-            return []
-        return [
-            Deletions(
-                [self._effects(at, raw=False) for at in self._of[index]],
-                [self._effects(at, raw=True) for at in self._of[index]],
+            return {}
+        return {
+            index: Deletions(
+                [self._effects(part, raw=False) for part in parts],
+                [self._effects(part, raw=True) for part in parts],
                 self._label_of(index),
+                (self._pair_effects(index, raw=False), self._pair_effects(index, raw=True))
+                if self.deletion.pairs
+                else None,
             )
-            for index in range(len(self.inputs))
-        ]
+            for index, parts in enumerate(self._of)
+            if parts
+        }
 
-    def shapley_values(self) -> list[ShapleyValues]:
-        """Return the Shapley values of each input; none with another method."""
+    def shapley_values(self) -> dict[int, ShapleyValues]:
+        """Return the Shapley values, by index; none with another method."""
         if not self._is_shapley:
-            return []
-        return [
-            ShapleyValues(
-                [self._shapley(at, raw=False) for at in self._of[index]],
-                [self._shapley(at, raw=True) for at in self._of[index]],
+            return {}
+        return {
+            index: ShapleyValues(
+                [self._shapley(part, raw=False) for part in parts],
+                [self._shapley(part, raw=True) for part in parts],
                 self._label_of(index),
             )
-            for index in range(len(self.inputs))
-        ]
+            for index, parts in enumerate(self._of)
+        }
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [part for own in self._of for part in own]
 
     @property
     def _is_shapley(self) -> bool:
@@ -217,9 +242,9 @@ class DeletionPlanner:
         parts: list[Part] = []
         for text in chosen:
             content = whole if isinstance(whole, str) else whole[text]
-            by: UnitKind = "sentences" if self.deletion.by == "auto" else self.deletion.by
+            by = self.deletion.units
             units = unit_spans(content, by)
-            if self.deletion.by == "auto" and len(units) < 2:
+            if self.deletion.is_auto and len(units) < 2:
                 by, units = "words", unit_spans(content, "words")
             parts.append(Part(index, text, spans[text], whole, by, units, self._subsets(units)))
         return parts
@@ -229,7 +254,8 @@ class DeletionPlanner:
             return np.empty((0, len(units)), bool)
         return subsets_of(len(units), self.deletion.samples_of(len(units)), self.deletion.seed)
 
-    def _every(self) -> Iterable[Input]:
+    def _kept(self) -> Iterable[Input]:
+        """Return the texts with each subset of the units, for Shapley values."""
         # Refused before they take memory: each variant has at least the tokens of the empty one.
         distinct = {
             part.whole if self._texts.are_read_together else part.content: part
@@ -242,97 +268,117 @@ class DeletionPlanner:
             empty = part.with_text("") if self._texts.are_read_together else ""
             if empty not in shortest:
                 shortest[empty] = self._texts.length(part.with_text(""), part.text)
-            variants = 2 * len(part.units) or 1
-            if self._is_shapley:
-                variants = len(np.unique(part.subsets, axis=0))
-            tokens += variants * shortest[empty]
-            self._check(tokens <= self.deletion.max_tokens)
-        for part in self._parts:
-            count = len(part.subsets) // 2 if self._is_shapley else len(part.units)
-            self._count_chars((count + 1) * len(part.content))
+            tokens += len(np.unique(part.subsets, axis=0)) * shortest[empty]
+            self._check(tokens <= self._max_tokens)
+        chars = sum((len(part.subsets) // 2 + 1) * len(part.content) for part in self._parts)
+        self._check(chars <= self._max_tokens * _CHARS_PER_TOKEN)
         for part in self._parts:
             yield part.with_text("")
-            if self._is_shapley:
-                yield from part.with_subsets
-            else:
-                yield from map(part.without, part.units)
-                yield from map(part.alone, part.units)
+            yield from part.with_subsets
 
-    def _auto(self) -> Iterable[Input]:
+    def _left_out(self) -> Iterable[Input]:
         """Return each unit alone and, if the tokens suffice, the texts without each unit."""
-        empties = [part.with_text("") for part in self._parts]
-        wholes = [part.whole for part in self._parts]
-        self._lengths = [
-            (self._texts.length(part.whole, part.text), self._texts.length(empty, part.text))
-            for part, empty in zip(self._parts, empties, strict=True)
-        ]
+        for part in self._parts:
+            part.length, part.rest = (self._length(part, own) for own in (part.content, ""))
         # Estimates are a bit low, because a variant can split otherwise. The inputs run too, and of
         # texts that are encoded separately, the other text again with the second variants.
-        base = self._texts.tokens([*self.inputs, *wholes])
-        available = int(0.95 * self.deletion.max_tokens) - base * (
-            1 if self._texts.are_read_together else 2
-        )
-        alone = [
-            rest + len(part.units) * (rest + 1) + length - rest
-            for part, (length, rest) in zip(self._parts, self._lengths, strict=True)
-        ]
-        available -= sum(alone)
-        self._check(available >= 0)
+        base = self._texts.tokens([*self.inputs, *(part.whole for part in self._parts)])
+        if self.deletion.max_tokens is None and self.deletion.is_auto:
+            self._max_tokens = min(MAX_TOKENS, max(_LEAST_AUTO_TOKENS, _AUTO_TOKENS * base))
+        passes = 1 if self._texts.are_read_together else 2
+        available = self._keep(int(0.95 * self._max_tokens) - passes * base)
+        cost = sum(map(self._cost_of_pairs, self._of))
+        if cost <= available:
+            self._pair_tokens = cost
+            available -= cost
         wanted: list[Input] = []
-        for part, empty in zip(self._parts, empties, strict=True):
-            self._count_chars(2 * len(part.content))
-            wanted += [empty, *map(part.alone, part.units)]
-        left_out = [
-            len(part.units) * (length + 1)
-            for part, (length, _) in zip(self._parts, self._lengths, strict=True)
-        ]
-        self._remaining = [0] * len(self._parts)
+        for part in self._parts:
+            self._check_deadline()
+            wanted += [part.with_text(""), *map(part.alone, part.units)]
         # What short texts do not need is for the longer ones, and then for words.
-        with_words: list[int] = []
-        for count, at in enumerate(sorted(range(len(left_out)), key=left_out.__getitem__)):
-            part, own = self._parts[at], min(left_out[at], available // (len(left_out) - count))
+        by_cost = sorted(self._parts, key=lambda part: len(part.units) * (part.length + 1))
+        with_words: list[Part] = []
+        for index, part in enumerate(by_cost):
+            cost = len(part.units) * (part.length + 1)
+            own = min(cost, available // (len(by_cost) - index))
             available -= own
-            if own < left_out[at]:
-                self._remaining[at] = own
+            if own < cost:
+                part.remaining = own
                 continue
-            self._count_chars(len(part.units) * len(part.content))
-            wanted += map(part.without, part.units)
-            with_words += [at] if part.by == "sentences" else []
-        for at in with_words:
-            self._remaining[at] = available // len(with_words)
+            wanted += part.without(part.units)
+            if part.by == "sentences" and self.deletion.is_auto:
+                with_words.append(part)
+        for part in with_words:
+            part.remaining = available // len(with_words)
         return wanted
 
-    def _refined(self, at: int, part: Part) -> Iterable[Input]:
+    def _length(self, part: Part, variant: str) -> int:
+        """Return the number of tokens of the input with a variant, or more if these are long."""
+        tokens = self._texts.length(part.with_text(variant), part.text)
+        return max(tokens, len(variant) // _CHARS_PER_TOKEN)
+
+    def _keep(self, available: int) -> int:
+        """Keep the parts of the first inputs, as far as the tokens suffice for their units alone.
+
+        Returns the number of tokens that remain.
+        """
+        for kept, own in enumerate(self._of):
+            cost = sum(part.length + len(part.units) * (part.rest + 1) for part in own)
+            if cost > available:
+                self._check(kept > 0)
+                self._of[kept:] = [[] for _ in self._of[kept:]]
+                break
+            available -= cost
+        return available
+
+    def _cost_of_pairs(self, parts: Sequence[Part]) -> int:
+        """Return the number of tokens of an input without pairs of its units."""
+        counts = [min(self.deletion.pairs, len(part.units)) for part in parts]
+        if self._texts.are_read_together:
+            return math.prod(counts) * parts[0].length if parts else 0
+        return sum(count * part.length for count, part in zip(counts, parts, strict=True))
+
+    def _without_pairs(self) -> Iterable[Input]:
+        """Return the inputs without pairs of the best units of their texts."""
+        for index, parts in enumerate(self._of):
+            if not all(set(part.units) <= part.variants.keys() for part in parts):
+                continue
+            first, second = (
+                {
+                    at: part.variants[part.units[at]][part.text]
+                    for at, effect in enumerate(self._effects(part, raw=True).units)
+                    if effect.rank <= self.deletion.pairs
+                }
+                for part in parts
+            )
+            self._pairs[index] = {
+                (a, b): (query, document)
+                for (a, query), (b, document) in product(first.items(), second.items())
+            }
+            yield from self._pairs[index].values()
+
+    def _refined(self, part: Part) -> Iterable[Input]:
         """Return further variants of a text, by what its units alone and left out have shown."""
-        length, rest = self._lengths[at]
-        remaining = self._remaining[at]
-        effects = self._effects(at, raw=True).units
-        is_measured = any(effect.left_out is not None for effect in effects)
-        if part.units and not is_measured:
-            fit = remaining // (length + 1)
+        remaining = part.remaining
+        effects = self._effects(part, raw=True).units
+        if not part.variants:
+            fit = remaining // (part.length + 1)
             largest = np.argsort([-abs(effect.alone or 0.0) for effect in effects], kind="stable")
-            chosen = [part.units[index] for index in largest[:fit].tolist()]
-            self._count_chars(len(chosen) * len(part.content))
-            return [*map(part.without, chosen)]
-        if part.by == "words":
-            return []
-        by_rank = sorted(range(len(effects)), key=lambda index: effects[index].rank)
+            return part.without([part.units[index] for index in largest[:fit].tolist()])
         wanted: list[Input] = []
-        for index in by_rank[:_BEST_SENTENCES]:
-            start, end = part.units[index]
+        for effect in sorted(effects, key=lambda effect: effect.rank)[:_BEST_SENTENCES]:
+            start, end = effect.start - part.read[0], effect.end - part.read[0]
             words = [
                 (start + a, start + b) for a, b in unit_spans(part.content[start:end], "words")
             ]
-            remaining -= len(words) * (length + rest + 2) + length
+            remaining -= len(words) * (part.length + part.rest + 2) + part.length
             if remaining < 0:
                 break
-            self._count_chars(len(words) * len(part.content))
-            self._words.setdefault(at, []).extend(words)
-            wanted += [*map(part.without, words), *map(part.alone, words)]
+            part.words += words
+            wanted += [*part.without(words), *map(part.alone, words)]
         return wanted
 
-    def _shapley(self, at: int, *, raw: bool) -> TextValues:
-        part = self._parts[at]
+    def _shapley(self, part: Part, *, raw: bool) -> TextValues:
         value = self._value_of(part, raw)
         whole, empty, *results = (
             float(cast(float, value(own)))
@@ -351,23 +397,44 @@ class DeletionPlanner:
 
         return value
 
-    def _effects(self, at: int, *, raw: bool) -> TextEffects:
-        part = self._parts[at]
+    def _effects(self, part: Part, *, raw: bool) -> TextEffects:
         value = self._value_of(part, raw)
         whole, empty = value(part.whole), value(part.with_text(""))
         assert whole is not None  # noqa: S101 - it has run
 
         def effects(units: Sequence[Span]) -> list[UnitEffect]:
+            variants = map(part.variants.get, units)
             return effects_of(
                 *(part.read[0], units, whole, empty),
-                [value(part.without(unit)) for unit in units],
+                [None if variant is None else value(variant) for variant in variants],
                 [value(part.alone(unit)) for unit in units],
             )
 
-        words = sorted(self._words.get(at, ()))
         return TextEffects(
-            part.text, part.read, whole, empty, part.by, effects(part.units), effects(words)
+            *(part.text, part.read, whole, empty, part.by),
+            effects(part.units),
+            effects(sorted(part.words)),
         )
+
+    def _pair_effects(self, index: int, *, raw: bool) -> list[PairEffect]:
+        """Return the effects of pairs of units, the largest first."""
+        effects = []
+        for (a, b), without_both in self._pairs.get(index, {}).items():
+            first, second = self._of[index]
+            value = self._value_of(first, raw)
+            results = [
+                value(variant)
+                for variant in (
+                    first.whole,
+                    first.variants[first.units[a]],
+                    second.variants[second.units[b]],
+                    without_both,
+                )
+            ]
+            if None not in results:  # a text without tokens has no result
+                whole, without_a, without_b, both = cast(list[float], results)
+                effects.append(PairEffect(a, b, whole - without_a - without_b + both))
+        return sorted(effects, key=lambda effect: -effect.value)
 
     def _label_of(self, index: int) -> str | None:
         """Return the label of an input whose score is explained; None: scores of pairs."""
@@ -380,18 +447,13 @@ class DeletionPlanner:
     def _count(self, tokens: int) -> None:
         """Count the tokens of all rows of a run, and refuse too many."""
         self.tokens += tokens
-        self._check(self.tokens <= self.deletion.max_tokens)
-
-    def _count_chars(self, count: int) -> None:
-        """Count characters of variants before these take memory, and refuse too many."""
-        self._chars += count
-        self._check(self._chars <= self.deletion.max_tokens * _CHARS_PER_TOKEN)
+        self._check(self.tokens <= self._max_tokens)
 
     def _check(self, fits: bool) -> None:
         if not fits:
-            coarser = "" if self.deletion.by == "auto" else ', or by "auto"'
+            coarser = "" if self.deletion.is_auto else ', or by "auto"'
             raise InvalidInput(
-                f"leaving out the units of the texts takes more than {self.deletion.max_tokens} "
+                f"leaving out the units of the texts takes more than {self._max_tokens} "
                 f"tokens; explain fewer or shorter texts{coarser}",
                 code="too_many_tokens",
                 pointer="/explain",

@@ -3,17 +3,15 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import TypeVar, cast
 
 import numpy as np
 
 from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
-from service.inference.explain.deletion import (
-    Deletion,
-    Deletions,
-    ShapleyValues,
-)
+from service.inference.explain.deletion import Deletions, ShapleyValues, highlights_of
+from service.inference.explain.options import MAX_TOKENS, Deletion, Highlights
 from service.inference.model.classification import Classification
 from service.inference.model.deletion_planner import DeletionPlanner, Values
 from service.inference.model.pair_scores import PairScores
@@ -32,6 +30,84 @@ from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 Result = TypeVar("Result", PairScores, Classification)
 # Scores inputs, and further ones together with them; returns the values of all, `(N, 2, C)`, too.
 Run = Callable[[Sequence[Input], FurtherInputs | None], Awaitable[tuple[Result, Values]]]
+
+# Approximate number of tokens per token of a text that the text and its units alone take.
+_ALONE_TOKENS = 4
+# The same of highlights, and the least for a document: four of ten sentences are left out too.
+_HIGHLIGHT_TOKENS, _LEAST_HIGHLIGHT_TOKENS = 8, 1000
+
+
+async def explain_best(
+    model: LoadedModel,
+    queries: Sequence[str],
+    documents: Sequence[str],
+    result: PairScores,
+    count: int | None,
+    how: Deletion | Highlights,
+    limits: PairLimits,
+    options: CallOptions,
+) -> PairScores:
+    """Return scores with explanations of the best ones, as far as the tokens suffice.
+
+    Args:
+        model: See `explain_scores`.
+        queries: See `explain_scores`.
+        documents: See `explain_scores`.
+        result: Scores of the pairs.
+        count: Maximum number of best pairs to explain; None: all.
+        how: Options of the explanations.
+        limits: See `explain_scores`.
+        options: See `explain_scores`.
+
+    Raises:
+        VitrineError: Any error of `explain_scores`; with `Highlights` not that of too many tokens.
+    """
+    best = result.ranking(count)
+    if isinstance(how, Highlights):
+        best = _fitting(best, result.tokens, MAX_TOKENS)
+        tokens = sum(
+            max(_LEAST_HIGHLIGHT_TOKENS, _HIGHLIGHT_TOKENS * result.tokens[at]) for at in best
+        )
+        deletion = Deletion(by="sentences", max_tokens=max(1, min(tokens, MAX_TOKENS)))
+    else:
+        deletion = how
+        if how.is_auto:
+            best = _fitting(best, result.tokens, how.max_tokens or MAX_TOKENS) or best[:1]
+    own = [documents[index] for index in best]
+    their = queries if len(queries) == 1 else [queries[index] for index in best]
+    if not best:
+        return result
+    try:
+        with of_variants():
+            explained = await explain_scores(
+                *(model, their, own, deletion, limits, options), known=result.of(best)
+            )
+    except InvalidInput as error:
+        if error.code == "too_many_tokens" and isinstance(how, Highlights):
+            return result
+        raise
+    deletions = {best[at]: found for at, found in explained.deletions.items()}
+    if isinstance(how, Highlights):
+        deletions = {at: highlights_of(found, how.count) for at, found in deletions.items()}
+    return replace(
+        result,
+        deletions=deletions,
+        shapley_values={best[at]: found for at, found in explained.shapley_values.items()},
+        explanation_tokens=explained.explanation_tokens,
+        seconds=result.seconds + explained.seconds,
+    )
+
+
+def _fitting(best: Sequence[int], tokens: Sequence[int], limit: int) -> list[int]:
+    """Return the first indices whose texts, with their units alone, likely have few enough tokens.
+
+    Args:
+        best: Indices of pairs.
+        tokens: Number of tokens of each pair.
+        limit: Maximum number of tokens.
+    """
+    needed = accumulate(_ALONE_TOKENS * tokens[index] for index in best)
+    return [index for index, sum_ in zip(best, needed, strict=True) if sum_ <= limit]
 
 
 async def explain_scores(
@@ -84,8 +160,8 @@ async def explain_scores(
         raw_scores=result.raw_scores[:count],
         tokens=result.tokens[:count],
         truncated=result.truncated[:count],
-        deletions=dict(enumerate(deletions)),
-        shapley_values=dict(enumerate(values)),
+        deletions=deletions,
+        shapley_values=values,
         explanation_tokens=planner.tokens,
     )
 
@@ -133,7 +209,7 @@ async def explain_labels(
 
 async def _explained(
     run: Run[Result], planner: DeletionPlanner
-) -> tuple[Result, list[Deletions], list[ShapleyValues]]:
+) -> tuple[Result, dict[int, Deletions], dict[int, ShapleyValues]]:
     """Run inputs with their variants, and return the results of all and the explanations."""
     try:
         result, values = await run(planner.inputs, planner.further(planner.first))

@@ -2,35 +2,34 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Unpack, cast
+from typing import Any, Unpack, cast
 
 import numpy as np
 
 from models.quantization import OutputDtype
 from service.inference.call_options import (
     CallArguments,
-    CallOptions,
     Deadline,
     OnOverflow,
     Priority,
     call_options,
 )
 from service.inference.errors import InvalidInput
-from service.inference.explain.deletion import TOP_N, Deletion
+from service.inference.explain.options import TOP_N, Deletion, Explain, Highlights, Terms
 from service.inference.model import chunk_embeddings, scoring
 from service.inference.model.arguments import (
     check_options,
+    explanation_of,
     id_lists,
     input_list,
     pair_list,
     text_list,
 )
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
-from service.inference.model.chunk_scores import chunks_are_not_explained
 from service.inference.model.classification import Classification
-from service.inference.model.explanations import explain_labels, explain_scores
+from service.inference.model.explanations import explain_best, explain_labels, explain_scores
 from service.inference.model.pair_scores import PairScores
 from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
@@ -49,7 +48,7 @@ from service.inference.results.vectors import (
     truncate_and_normalize,
 )
 from service.inference.tokenizing.chunking import Chunking
-from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
+from service.inference.tokenizing.pairs import NO_LIMITS
 from service.inference.tokenizing.rows import Span
 
 Inputs = str | Sequence[str | Sequence[int]]
@@ -371,15 +370,14 @@ class Model(LoadedModel):
         self,
         inputs: str | Sequence[str | tuple[str, str]],
         *,
-        explain: Literal[False] | Deletion = False,
+        explain: bool | Deletion = False,
         **options: Unpack[CallArguments],
     ) -> Classification:
         """Return the score of each label for each text or pair of texts.
 
         Args:
             inputs: A text, or a list of texts and of pairs of texts, such as query and document.
-            explain: How to explain the score of a label by what it is without a part of the texts;
-                False: not.
+            explain: How to explain the score of a label; True: by `Deletion()`; False: not.
             options: See `CallArguments`.
 
         Raises:
@@ -389,11 +387,12 @@ class Model(LoadedModel):
         """
         call = call_options(**options)
         items = pair_list(inputs)
-        if explain is False:
+        chosen = explanation_of(explain)
+        if chosen is None:
             return await scoring.classify(self, items, NO_LIMITS, call)
-        if not isinstance(explain, Deletion):
-            raise InvalidInput("explain must be False or a Deletion", pointer="/explain")
-        return await explain_labels(self, items, explain, call)
+        if not isinstance(chosen, Deletion):
+            raise InvalidInput("labels are explained by a Deletion", pointer="/explain")
+        return await explain_labels(self, items, chosen, call)
 
     async def tag(
         self,
@@ -435,7 +434,7 @@ class Model(LoadedModel):
         top_n: int | None = None,
         max_tokens_per_query: int | None = None,
         max_tokens_per_doc: int | None = None,
-        explain: bool | Deletion = False,
+        explain: Explain = False,
         chunking: Chunking | None = None,
         **options: Unpack[CallArguments],
     ) -> PairScores:
@@ -447,13 +446,12 @@ class Model(LoadedModel):
         Args:
             query: Text of the query.
             documents: Text of each document.
-            top_n: Number of best documents whose scores are explained by terms; None: all. A
-                `Deletion` has its own.
+            top_n: Number of best documents, of which scores are explained; None: all.
             max_tokens_per_query: Number of tokens to which the query is truncated before the pair
                 is truncated to the model's limit; None: only the latter. Other models than
                 rerankers refuse a number below their maximum length.
             max_tokens_per_doc: The same for each document.
-            explain: Whether to explain scores, see `score`.
+            explain: How to explain the scores of the best documents, see `score`.
             chunking: See `score`; excludes `max_tokens_per_doc`.
             options: See `score`.
 
@@ -466,7 +464,7 @@ class Model(LoadedModel):
         numbers = dict(zip(scoring.LIMITS, limits, strict=True)) | {"top_n": top_n}
         call = call_options(**options)
         check_options(**numbers)
-        terms = _explains_terms(explain, chunking)
+        chosen = _explanation_of_scores(explain, chunking)
         if not isinstance(query, str):
             raise InvalidInput("query must be a text", pointer="/query")
         documents = [] if isinstance(documents, str) else text_list(documents, "documents")
@@ -475,20 +473,23 @@ class Model(LoadedModel):
         for name, number in numbers.items():
             if number is not None and number < 1:
                 raise InvalidInput(f"{name} must be at least 1", pointer=f"/{name}")
-        explained = min(top_n or len(documents), len(documents)) if terms else 0
+        count = min(top_n or len(documents), len(documents))
+        if isinstance(chosen, Deletion | Terms):
+            default = TOP_N if isinstance(chosen, Deletion) else count
+            count = min(chosen.top_n or default, count)
+        terms = count if isinstance(chosen, Terms) else 0
         with scoring.locating(1, "/query", "/documents/{}"):
-            result = await scoring.rerank(self, query, documents, limits, explained, chunking, call)
-        if not isinstance(explain, Deletion):
+            result = await scoring.rerank(self, query, documents, limits, terms, chunking, call)
+        if chosen is None or isinstance(chosen, Terms):
             return result
-        count = min(explain.top_n or TOP_N, top_n or len(documents))
-        return await _with_best(self, [query], documents, result, count, explain, limits, call)
+        return await explain_best(self, [query], documents, result, count, chosen, limits, call)
 
     async def score(
         self,
         queries: str | Sequence[str],
         documents: str | Sequence[str],
         *,
-        explain: bool | Deletion = False,
+        explain: Explain = False,
         chunking: Chunking | None = None,
         **options: Unpack[CallArguments],
     ) -> PairScores:
@@ -504,10 +505,9 @@ class Model(LoadedModel):
         Args:
             queries: One query for all documents, or one query per document.
             documents: Text of each document.
-            explain: Whether to explain each score by its largest terms. This needs sparse vectors,
-                multi-vectors, or embeddings that are weighted sums of token vectors. Distances
-                have no such terms. A `Deletion` explains scores of every kind of model by what they
-                are without a part of a text.
+            explain: How to explain scores: by what they are without parts of a text, with `True`
+                and a `Deletion`; by the best sentences of each document, with `Highlights`; by the
+                largest terms of a sum, with `Terms`; False: not.
             chunking: How to divide the documents; a document has the score of its best chunk. None:
                 a document is one input. Chunks cannot be explained.
             options: See `CallArguments`. Only rerankers take a prompt, that of queries. With
@@ -524,7 +524,7 @@ class Model(LoadedModel):
             for name, texts in (("/queries", queries), ("/documents", documents))
         ]
         call = call_options(**options)
-        terms = _explains_terms(explain, chunking)
+        chosen = _explanation_of_scores(explain, chunking)
         queries = text_list(queries, "queries", has_index=False)
         documents = text_list(documents, "documents")
         if not documents or len(queries) not in (1, len(documents)):
@@ -533,17 +533,15 @@ class Model(LoadedModel):
                 "must be 1, or that of the documents",
                 pointer="/queries",
             )
-        explained = len(documents) if terms else 0
+        top_n = chosen.top_n if isinstance(chosen, Deletion | Terms) else None
+        terms = (top_n or len(documents)) if isinstance(chosen, Terms) else 0
         with scoring.locating(len(queries), *paths):
-            if isinstance(explain, Deletion) and explain.top_n is None:
-                return await explain_scores(self, queries, documents, explain, NO_LIMITS, call)
-            result = await scoring.score(
-                self, queries, documents, NO_LIMITS, explained, chunking, call
-            )
-        if not isinstance(explain, Deletion):
+            if isinstance(chosen, Deletion) and top_n is None:
+                return await explain_scores(self, queries, documents, chosen, NO_LIMITS, call)
+            result = await scoring.score(self, queries, documents, NO_LIMITS, terms, chunking, call)
+        if chosen is None or isinstance(chosen, Terms):
             return result
-        count = explain.top_n
-        return await _with_best(self, queries, documents, result, count, explain, NO_LIMITS, call)
+        return await explain_best(self, queries, documents, result, top_n, chosen, NO_LIMITS, call)
 
     async def tokenize(
         self,
@@ -588,44 +586,21 @@ class Model(LoadedModel):
         return await self.run_tokenizer(work, rows, len(rows))
 
 
-async def _with_best(
-    model: LoadedModel,
-    queries: Sequence[str],
-    documents: Sequence[str],
-    result: PairScores,
-    count: int | None,
-    deletion: Deletion,
-    limits: PairLimits,
-    options: CallOptions,
-) -> PairScores:
-    """Return scores with explanations by deletion of the best ones."""
-    best = result.ranking(count)
-    own = [documents[index] for index in best]
-    their = queries if len(queries) == 1 else [queries[index] for index in best]
-    with scoring.of_variants():
-        explained = await explain_scores(
-            *(model, their, own, deletion, limits, options), known=result.of(best)
-        )
-    return replace(
-        result,
-        deletions={best[at]: own for at, own in explained.deletions.items()},
-        shapley_values={best[at]: own for at, own in explained.shapley_values.items()},
-        explanation_tokens=explained.explanation_tokens,
-        seconds=result.seconds + explained.seconds,
-    )
-
-
-def _explains_terms(explain: object, chunking: object) -> bool:
-    """Check both arguments, and return whether scores are explained by their terms."""
-    if not isinstance(explain, bool | np.bool_ | Deletion):
-        raise InvalidInput("explain must be a bool or a Deletion", pointer="/explain")
+def _explanation_of_scores(
+    explain: object, chunking: object
+) -> Deletion | Highlights | Terms | None:
+    """Return how to explain scores, None: not; check both arguments."""
+    chosen = explanation_of(explain)
     if chunking is not None:
         _check_chunking(chunking)
-        if isinstance(explain, Deletion):
-            raise chunks_are_not_explained()
-    if isinstance(explain, Deletion) and explain.label is not None:
+        if chosen is not None:
+            raise InvalidInput(
+                "explain does not apply to chunks; score the text of the best chunk to explain it",
+                pointer="/explain",
+            )
+    if isinstance(chosen, Deletion) and chosen.label is not None:
         raise InvalidInput("label is for classify; scores have none", pointer="/explain/label")
-    return bool(explain) and not isinstance(explain, Deletion)
+    return chosen
 
 
 def _check_chunking(chunking: object) -> None:

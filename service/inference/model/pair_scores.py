@@ -26,8 +26,10 @@ class PairScores:
         truncated: Whether a text of each pair was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer"; and "explain",
             if requested.
-        explanations: Explanation of the score, by index of the pair; empty if not requested.
-        deletions: Explanation of the score by deletion, by index; empty if not requested.
+        explanations: Terms of the score, by index of the pair; empty if not requested.
+        deletions: Explanation of the score by deletion, by index; with `Highlights`, the best
+            sentences alone, best first. Empty if not requested. A document for which the tokens did
+            not suffice has none.
         shapley_values: Shapley values, by index; empty if not requested.
         best_chunks: Chunk of each document with the highest score, which is the score of the pair;
             empty without chunking.

@@ -127,7 +127,7 @@ async def score(
     if explained:
         check_explainable(manifest, model.name)
     if chunking is not None:
-        check_chunking(model, chunking, limits, explained)
+        check_chunking(model, chunking, limits)
     if "logits" in manifest.outputs:
         if chunking is not None:
             return await score_pairs(model, queries, documents, chunking, limits, options)

@@ -9,6 +9,7 @@ import numpy as np
 from models.gradients.attribution import attribute
 from models.gradients.inputs import Method as GradientMethod
 from service.inference.explain.deletion import unit_spans, without
+from service.inference.explain.options import Terms
 from service.inference.explain.shapley import shapley_values, subsets_of
 from tests.benchmarks.explain.served import ServedModel, Values
 from tests.benchmarks.explain.tasks import MASK, PAD, VOCABULARY, Case
@@ -120,7 +121,7 @@ def _gradients(
 def _terms(served: ServedModel, case: Case) -> Explained:
     """Sum the terms of each word that `explain` returns: the ten largest."""
     text, spans = _units(case)
-    result = served.model.score(" ".join(case.query), text, explain=True)
+    result = served.model.score(" ".join(case.query), text, explain=Terms())
     values = np.zeros(len(spans))
     for term in result.explanations[0].terms:
         span, token = term.document.span, term.document.id
@@ -159,7 +160,7 @@ METHODS: Mapping[str, Method] = {
     "Shapley, 256": partial(_shapley, samples=256),
     "integrated gradients": partial(_gradients, method="integrated_gradients"),
     "integrated gradients, mask": partial(_gradients, method="integrated_gradients", baseline=MASK),
-    # As `/debug/attribute`, whose baseline has no words of the query either.
+    # The default of `/debug/attribute`, whose baseline has no words of the query either.
     "integrated gradients, query too": partial(
         _gradients, method="integrated_gradients", with_query=True
     ),

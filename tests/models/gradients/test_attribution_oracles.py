@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import InputXGradient, IntegratedGradients, Saliency
+from captum.attr import FeatureAblation, InputXGradient, IntegratedGradients, Saliency
 from torch import Tensor
 
 from models.export.checkpoint import load
@@ -134,6 +134,70 @@ def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
     ]
     apart = np.concatenate([own[0], -own[1]])
     np.testing.assert_allclose(scores("integrated_gradients"), apart, atol=1e-7)
+
+
+# Positions of the tokens of one text of `PAIR`.
+TEXTS = {"text": [1, 2], "text_pair": [4, 5, 6]}
+
+
+def kept_of(text: str) -> list[int]:
+    """Return the positions of all tokens of `PAIR` but those of a text."""
+    return [position for position in range(len(PAIR.ids)) if position not in TEXTS[text]]
+
+
+@pytest.mark.parametrize("text", list(TEXTS))
+@pytest.mark.parametrize("baseline", [PAD, None], ids=["pad", "zeros"])
+def test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transformers(
+    tmp_path: Path, text: str, baseline: list[int] | None
+) -> None:
+    model, oracle = classifier(tmp_path, 1)
+    forward, kept = logits_of(oracle, PAIR), kept_of(text)
+    words = words_of(oracle, list(PAIR.ids))
+    reference = torch.zeros_like(words) if baseline is None else words_of(oracle, baseline)
+    reference[:, kept] = words[:, kept]
+
+    def scores(method: Method) -> np.ndarray:
+        side, target = Side(PAIR, baseline, kept), attribution.score()
+        result = attribute(model, [side], target, method=method, options=EXACT)
+        assert result.value == pytest.approx(forward(words).item(), rel=1e-9)
+        assert result.baseline_value == pytest.approx(forward(reference).item(), rel=1e-9)
+        assert result.scores[kept].tolist() == [0.0] * len(kept)
+        assert np.abs(result.scores[TEXTS[text]]).min() > 1e-6
+        return result.scores
+
+    # A path from zeros is steep near them: 2,000 steps leave an error below 1e-4.
+    integrated = IntegratedGradients(forward).attribute(
+        words, reference, n_steps=2000, method="gausslegendre", internal_batch_size=500
+    )
+    expected = integrated[0].detach().sum(-1)
+    np.testing.assert_allclose(scores("integrated_gradients"), expected, rtol=1e-4, atol=1e-6)
+    mask = torch.arange(len(PAIR.ids))[None, :, None]  # a token is occluded as a whole
+    occluded = FeatureAblation(forward).attribute(words, reference, feature_mask=mask)
+    np.testing.assert_allclose(scores("occlusion"), occluded[0, :, 0], atol=1e-9)
+
+
+# At "output", the vector that is pooled is that of the first token, which the baseline keeps.
+@pytest.mark.parametrize("layer_name", LAYERS[:-1])
+@pytest.mark.parametrize("baseline", [PAD, None], ids=["pad", "zeros"])
+def test_tokens_that_the_baseline_keeps_score_zero_at_every_layer(
+    tmp_path: Path, layer_name: str, baseline: list[int] | None
+) -> None:
+    model, _ = classifier(tmp_path, 1)
+    kept = kept_of("text_pair")
+    result = attribute(
+        model,
+        [Side(PAIR, baseline, kept)],
+        attribution.score(),
+        layer_name=layer_name,
+        options=MethodOptions(tolerance=1e-5, max_evaluations=4000),
+    )
+    assert result.completeness is not None
+    assert result.completeness.converged
+    assert result.baseline_value is not None
+    assert result.scores[kept].tolist() == [0.0] * len(kept)
+    change = result.value - result.baseline_value
+    assert abs(change) > 1e-3
+    assert result.scores.sum() == pytest.approx(change, rel=1e-4)
 
 
 def test_token_types_change_the_vectors_at_every_layer(tmp_path: Path) -> None:

@@ -7,17 +7,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from torch import Tensor
 
 from models.export.checkpoint import load
 from models.export.sentence_config import Overrides
 from models.gradients import attribution
 from models.gradients.budget import RANDOM_ORDERS, faithfulness_token_steps, removal_counts
-from models.gradients.faithfulness import faithfulness
+from models.gradients.faithfulness import faithfulness, opposite_signs, rank_correlation
 from models.gradients.inputs import InputRow, Units, without
 from models.gradients.maxsim import maxsim
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import FaithfulnessPoint
+from models.gradients.results import FaithfulnessPoint, UnitEffect
 from tests.models.checkpoints import CONFIGS, save_checkpoint, save_tokenizer
 from tests.models.gradients.toys import toy_model
 
@@ -69,6 +70,71 @@ def test_faithfulness_equals_transformers_on_ids_without_the_tokens(
     random = np.array([effects(draw.permutation(7).tolist()) for _ in range(RANDOM_ORDERS)])
     means = result.random.comprehensiveness, result.random.sufficiency
     np.testing.assert_allclose(means, random.mean((0, 1)), rtol=1e-4, atol=1e-6)
+    alone = [cosine(set()) - cosine(set(unit)) for unit in UNITS.tokens]
+    scores = [SCORES[unit].sum() for unit in UNITS.tokens]
+    assert [list(each.tokens) for each in result.effects] == UNITS.tokens
+    assert [each.score for each in result.effects] == pytest.approx(scores)
+    actual_effects = [each.effect for each in result.effects]
+    np.testing.assert_allclose(actual_effects, alone, rtol=1e-4, atol=1e-6)
+    assert result.rank_correlation == pytest.approx(spearmanr(scores, alone).statistic)
+    pairs = zip(scores, alone, strict=True)
+    opposite = [s * a < 0 for s, a in pairs if abs(a) >= max(map(abs, alone)) / 10]
+    assert result.opposite_signs == pytest.approx(sum(opposite) / len(opposite))
+    unsigned = faithfulness(
+        model, [InputRow(IDS)], attribution.cosine(other), UNITS, SCORES, is_signed=False
+    )
+    assert unsigned is not None
+    assert unsigned.opposite_signs is None
+    assert unsigned.rank_correlation == result.rank_correlation
+
+
+@pytest.mark.parametrize("values", [1000, 10, 3])  # equal values are rare, common, the rule
+def test_rank_correlation_equals_scipy(values: int) -> None:
+    draw = np.random.default_rng(values)
+    for units in (2, 3, 40):
+        scores = draw.permutation(np.arange(units) % values).astype(float)
+        effects = draw.permutation(np.arange(units) % values) ** 3 - 20.0
+        expected = spearmanr(scores, effects).statistic
+        assert rank_correlation(scores, effects) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scores", "effects"),
+    [
+        ([1.0], [1.0]),
+        ([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]),
+        ([1.0, 2.0, 3.0], [0.5, 0.5, 0.5]),
+        ([1.0, 2.0, 3.0], [1.0, np.nan, 3.0]),
+        ([1.0, 2.0, np.inf], [1.0, 2.0, 3.0]),
+    ],
+    ids=["one unit", "equal scores", "equal effects", "no effect", "infinite score"],
+)
+def test_rank_correlation_of_too_little_is_undefined(
+    scores: list[float], effects: list[float]
+) -> None:
+    assert rank_correlation(np.array(scores), np.array(effects)) is None
+
+
+@pytest.mark.parametrize(
+    ("scores", "effects", "expected"),
+    [
+        ([1.0, -2.0, 3.0], [0.5, -0.1, 0.2], 0),
+        ([-1.0, -2.0, 3.0, 1.0], [0.5, -0.1, 0.2, 0.3], 1 / 4),
+        ([1.0, 2.0, -3.0], [-0.5, -0.1, 0.2], 1),
+        # An effect of a tenth of the largest counts, and a smaller one does not.
+        ([1.0, 1.0, 1.0], [-10.0, -1.0, 0.99], 1),
+        ([1.0, 1.0, -1.0], [10.0, -1.0, 0.99], 1 / 2),
+        ([0.0, 1.0], [10.0, 10.0], 0),  # a score of 0 has no sign
+        ([-1.0], [1.0], 1),
+        ([1.0, 1.0], [0.0, 0.0], None),
+        ([1.0, 1.0], [1.0, np.nan], None),
+        ([np.nan, 1.0], [1.0, 1.0], None),
+    ],
+)
+def test_opposite_signs_are_counted_among_the_units_that_matter(
+    scores: list[float], effects: list[float], expected: float | None
+) -> None:
+    assert opposite_signs(np.array(scores), np.array(effects)) == expected
 
 
 def test_removal_keeps_the_other_fields_of_the_tokens() -> None:
@@ -119,6 +185,10 @@ def test_input_without_tokens_has_no_effect_of_removal() -> None:
     (point,) = result.points
     assert np.isnan(point.comprehensiveness)
     assert point == FaithfulnessPoint(0.05, 1, point.comprehensiveness, 0.0)
+    (effect,) = result.effects
+    assert np.isnan(effect.effect)
+    assert effect == UnitEffect((0,), 1.0, effect.effect)
+    assert (result.rank_correlation, result.opposite_signs) == (None, None)
     assert faithfulness(model, [row], target, Units("tokens", []), np.ones(1)) is None
 
 
@@ -133,9 +203,7 @@ def test_maxsim_of_a_text_without_vectors_is_zero() -> None:
         torch.testing.assert_close(margin, target(query, document))
 
 
-def test_cost_bounds_the_tokens_that_run_through_the_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_cost_is_the_tokens_that_run_through_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ran = toy_model(), 0
     vectors = ReferenceModel.vectors
 
@@ -147,4 +215,4 @@ def test_cost_bounds_the_tokens_that_run_through_the_model(
     monkeypatch.setattr(ReferenceModel, "vectors", counted)
     row, target = InputRow([token % 40 for token in IDS]), attribution.dim(0, normalize=False)
     faithfulness(model, [row], target, UNITS, SCORES)
-    assert len(IDS) < ran <= faithfulness_token_steps(len(IDS), len(UNITS.tokens)) < 3 * ran
+    assert ran == faithfulness_token_steps(len(IDS), UNITS)

@@ -146,7 +146,7 @@ def test_labels_are_explained_by_the_texts_without_each_unit(classify_client: Te
 @pytest.mark.parametrize(
     ("explain", "pointer", "detail"),
     [
-        (True, "/explain", "should be"),
+        ("words", "/explain", "should be"),
         ({"of": "both"}, "/explain", "unknown field in this object"),
         ({"label": "w"}, "/explain/label", "has no label 'w'"),
         ({"max_tokens": 4}, "/explain", "takes more than 4 tokens"),
@@ -193,3 +193,122 @@ def test_shapley_values_of_labels(classify_client: TestClient) -> None:
     (explanation,) = posted(classify_client, "/classify", **body)["explanations"]
     assert (explanation["method"], explanation["label"]) == ("shapley", "sad")
     assert [text["text"] for text in explanation["texts"]] == [0, 1]
+
+
+def test_true_is_an_explanation_by_deletion_with_all_defaults(any_client: TestClient) -> None:
+    body = {"query": QUERY, "documents": ["w9 w40. A w5.", "w6"]}
+    by_default, by_auto = (
+        posted(any_client, "/rerank", **body, explain=explain)
+        for explain in (True, {"by": "auto", "method": "deletion"})
+    )
+    assert by_default["explanation_tokens"] == by_auto["explanation_tokens"]
+    for own, other in zip(by_default["results"], by_auto["results"], strict=True):
+        (text,), (expected,) = (each["explanation"]["texts"] for each in (own, other))
+        assert text["by"] == expected["by"]
+        for name in ("units", "words"):
+            pairs = zip(text.get(name, ()), expected.get(name, ()), strict=True)
+            assert all(a["left_out"] == pytest.approx(b["left_out"], abs=2e-5) for a, b in pairs)
+
+
+def test_true_explains_the_best_label(classify_client: TestClient) -> None:
+    response = posted(classify_client, "/classify", inputs=["w5 w9"], explain=True)
+    (explanation,) = response["explanations"]
+    assert explanation["label"] == response["labels"][0][0]["label"]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_highlights_are_the_best_sentences_of_each_result(
+    any_client: TestClient, raw: bool
+) -> None:
+    documents = ["It is w9. A w5 w9. It sat.", "w6"]
+    body = {"query": QUERY, "documents": documents, "raw_scores": raw}
+    ranked = posted(any_client, "/rerank", **body, highlight=2)
+    explained = posted(any_client, "/rerank", **body, explain={"by": "sentences"})
+    assert ranked["explanation_tokens"] > 0
+    for own, other in zip(ranked["results"], explained["results"], strict=True):
+        assert "explanation" not in own
+        (text,) = other["explanation"]["texts"]
+        units = {unit["start"]: unit for unit in text["units"]}
+        assert len(own["highlights"]) == min(2, len(units))
+        for unit in own["highlights"]:
+            assert unit["end"] == units[unit["start"]]["end"]
+            expected = units[unit["start"]]["left_out"]
+            assert unit["left_out"] == pytest.approx(expected, abs=2e-5)
+    body = {"queries": QUERY, "documents": documents, "raw_scores": raw}
+    scored = posted(any_client, "/score", **body, highlight=2)
+    by_index = {own["index"]: own["highlights"] for own in ranked["results"]}
+    for index, found in enumerate(scored["highlights"]):
+        spans = [
+            [(unit["start"], unit["end"]) for unit in each] for each in (found, by_index[index])
+        ]
+        assert spans[0] == spans[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer", "detail"),
+    [
+        ({"highlight": 0}, "/highlight", "greater than or equal to 1"),
+        ({"highlight": 11}, "/highlight", "less than or equal to 10"),
+        ({"highlight": True}, "/highlight", "integer"),
+        ({"highlight": 2, "explain": True}, "/highlight", "excludes explain"),
+        ({"highlight": 2, "chunking": {}}, "/explain", "does not apply to chunks"),
+        ({"explain": {"method": "terms", "by": "words"}}, "/explain", "unknown field"),
+    ],
+)
+def test_invalid_highlights_are_refused_by_name(
+    client: TestClient, fields: dict[str, object], pointer: str, detail: str
+) -> None:
+    body = {"query": QUERY, "documents": ["w5", "w6"], **fields}
+    problem = client.post("/rerank", json=body).json()
+    assert (problem["status"], problem["pointer"]) == (422, pointer), problem
+    assert detail in problem["detail"]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+def test_effects_of_pairs_are_those_of_four_scores(any_client: TestClient, raw: bool) -> None:
+    query, document = "w5 w9 cat", "w9 w40 w5"
+
+    def score(query: str, document: str) -> float:
+        body = {"queries": query, "documents": document, "raw_scores": raw}
+        return float(posted(any_client, "/score", **body)["scores"][0])
+
+    explain = {"of": "both", "pairs": 2}
+    response = posted(
+        any_client, "/score", queries=query, documents=document, raw_scores=raw, explain=explain
+    )
+    (explanation,) = response["explanations"]
+    pairs = explanation["pairs"]
+    assert len(pairs) == 4
+    assert [pair["value"] for pair in pairs] == sorted((p["value"] for p in pairs), reverse=True)
+    for pair in pairs:
+        without = []
+        for text, name in zip(explanation["texts"], ("query", "document"), strict=True):
+            unit = text["units"][pair[name]]
+            assert unit["rank"] <= 2
+            whole = {"query": query, "document": document}[name]
+            words = whole.split()
+            words.remove(whole[unit["start"] : unit["end"]])
+            without.append(" ".join(words))
+        expected = score(query, document) + score(*without)
+        expected -= score(without[0], document) + score(query, without[1])
+        assert pair["value"] == pytest.approx(expected, abs=4e-5)
+
+
+def test_without_tokens_for_pairs_there_are_none(client: TestClient) -> None:
+    words = " ".join(f"w{index}" for index in range(5, 17))
+    few, many = (
+        posted(
+            client,
+            "/score",
+            queries=words,
+            documents=words,
+            explain={"by": "words", "of": "both", "pairs": 10, "max_tokens": max_tokens},
+        )
+        for max_tokens in (800, 3000)
+    )
+    assert few["explanations"][0]["pairs"] == []
+    assert len(many["explanations"][0]["pairs"]) == 100
+    assert few["explanation_tokens"] <= 800
+    assert many["explanation_tokens"] <= 3000
+    plain = posted(client, "/score", queries="w5", documents="w6", explain=True)
+    assert "pairs" not in plain["explanations"][0]

@@ -80,7 +80,7 @@ def test_terms_of_a_cosine_are_products_of_token_vectors(
     oracle = SentenceTransformer(str(tmp_path), device="cpu")
     width = config.get("truncate_dim", 32)
     with vitrine.SyncModel(artifact.path, THREADS) as model:
-        result = model.score(QUERY, DOCUMENTS, explain=True)
+        result = model.score(QUERY, DOCUMENTS, explain=vitrine.Terms())
         plain = model.score(QUERY, DOCUMENTS)
     np.testing.assert_allclose(result.scores, plain.scores, atol=1e-6)
     assert (plain.explanations, sorted(result.explanations)) == ({}, [0, 1, 2, 3])
@@ -119,7 +119,7 @@ def test_each_term_names_the_tokens_that_it_multiplies(
         strict=True,
     )
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
-        explanation = model.score(query, document, explain=True).explanations[0]
+        explanation = model.score(query, document, explain=vitrine.Terms()).explanations[0]
     flat = sorted(
         itertools.product(range(len(x)), range(len(y))), key=lambda pair: -abs(matrix[pair])
     )
@@ -138,9 +138,9 @@ def test_blocks_of_a_long_query_give_the_same_terms(
 ) -> None:
     texts = "the cat sat on the mat and saw a dog " * 3, "dogs and cats"
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
-        expected = model.score(*texts, explain=True).explanations[0]
+        expected = model.score(*texts, explain=vitrine.Terms()).explanations[0]
         monkeypatch.setattr("service.inference.explain.terms._BLOCK", 4)
-        actual = model.score(*texts, explain=True).explanations[0]
+        actual = model.score(*texts, explain=vitrine.Terms()).explanations[0]
     for ours, theirs in zip(actual.terms, expected.terms, strict=True):
         assert ours.value == pytest.approx(theirs.value, abs=1e-6)
         assert ours.query == theirs.query
@@ -153,7 +153,7 @@ def test_terms_of_a_dot_product_are_products_of_weights(
     oracle, artifact = sparse_encoder
     query = oracle.encode_query(QUERY, convert_to_sparse_tensor=False).double().numpy()
     with vitrine.SyncModel(artifact.path, THREADS) as model:
-        result = model.score(QUERY, DOCUMENTS, explain=True)
+        result = model.score(QUERY, DOCUMENTS, explain=vitrine.Terms())
     for index, text in enumerate(DOCUMENTS):
         document = oracle.encode_document(text, convert_to_sparse_tensor=False).double().numpy()
         products = query * document
@@ -175,7 +175,7 @@ def test_terms_of_maxsim_are_each_query_token_with_its_most_similar_document_tok
     query, documents = "Where did the cat sit?", ["The cat sat.", "rain, rain!", "!"]
     x = np.asarray(oracle.encode_query(query, convert_to_numpy=True), np.float64)
     with vitrine.SyncModel(artifact.path, THREADS) as model:
-        result = model.score(query, documents, explain=True)
+        result = model.score(query, documents, explain=vitrine.Terms())
         rows = [model.encode_multi([text], prompt_name="document") for text in documents]
         own = model.encode_multi([query], prompt_name="query")
     assert result.kind == "maxsim"
@@ -197,8 +197,8 @@ def test_terms_of_maxsim_are_each_query_token_with_its_most_similar_document_tok
 def test_rerank_explains_the_best_documents_alone(small_artifact: Artifact) -> None:
     texts = ["Stocks fell.", "A feline rested.", "It rained.", "The cat sat on the mat."]
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
-        everything = model.rerank("a cat", texts, explain=True)
-        best = model.rerank("a cat", texts, top_n=2, explain=True)
+        everything = model.rerank("a cat", texts, explain=vitrine.Terms())
+        best = model.rerank("a cat", texts, top_n=2, explain=vitrine.Terms())
         scores = model.score("a cat", texts).scores
     np.testing.assert_allclose(best.scores, scores, atol=1e-6)
     order = best.ranking()
@@ -214,7 +214,7 @@ async def test_requests_for_different_outputs_share_batches(small_artifact: Arti
     texts = [f"text {index}" for index in range(20)]
     async with await vitrine.open_model(small_artifact.path, THREADS) as model:
         encoded, scored = await asyncio.gather(
-            model.encode(texts), model.score(texts, texts[::-1], explain=True)
+            model.encode(texts), model.score(texts, texts[::-1], explain=vitrine.Terms())
         )
     expected = (encoded.vectors * encoded.vectors[::-1]).sum(1)
     np.testing.assert_allclose(scored.scores, expected, atol=1e-6)
@@ -234,7 +234,7 @@ def test_scores_that_are_not_sums_over_tokens_are_refused_with_the_reason(
     with vitrine.SyncModel(artifact.path, THREADS) as model:
         for call in (model.score, model.rerank):
             with pytest.raises(vitrine.InvalidInput, match=message) as raised:
-                call(QUERY, DOCUMENTS, explain=True)
+                call(QUERY, DOCUMENTS, explain=vitrine.Terms())
             assert (raised.value.code, raised.value.pointer) == ("wrong_model", "/explain")
         assert len(model.score(QUERY, DOCUMENTS).scores) == 4
 
@@ -255,7 +255,7 @@ def test_error_in_the_second_pass_names_the_document_of_the_request(
 
         monkeypatch.setattr(model.model.batcher._runner, "_run", faulty)
         with pytest.raises(vitrine.InferenceFailed) as raised:
-            model.rerank("a cat", texts, top_n=2, explain=True)
+            model.rerank("a cat", texts, top_n=2, explain=vitrine.Terms())
         assert (raised.value.index, raised.value.pointer) == (second, f"/documents/{second}")
         assert first != second
 
@@ -268,8 +268,8 @@ def test_explanations_end_at_the_deadline(
     monkeypatch.setattr("service.inference.call_options.time", clock)
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
         with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 60 s exceeded"):
-            model.score("a", ["b", "c", "d"], explain=True, timeout_s=60)
-        assert len(model.score("a", ["b", "c"], explain=True).explanations) == 2
+            model.score("a", ["b", "c", "d"], explain=vitrine.Terms(), timeout_s=60)
+        assert len(model.score("a", ["b", "c"], explain=vitrine.Terms()).explanations) == 2
 
 
 @pytest.mark.parametrize("top_n", [0, -1])
@@ -289,7 +289,11 @@ def test_limits_of_query_and_document_are_refused_for_vectors(small_artifact: Ar
 
 
 def test_responses_have_the_tokens_and_sums_of_each_score(client: TestClient) -> None:
-    body = {"queries": "A cat sat.", "documents": ["A dog ran.", "It rained."], "explain": True}
+    body = {
+        "queries": "A cat sat.",
+        "documents": ["A dog ran.", "It rained."],
+        "explain": {"method": "terms"},
+    }
     result = client.post("/score", json=body).json()
     for score, explanation in zip(result["scores"], result["explanations"], strict=True):
         values = [term["value"] for term in explanation["terms"]]
@@ -307,7 +311,7 @@ def test_embedding_model_reranks_by_cosine_with_explanations_of_the_best(
 ) -> None:
     documents = ["A dog ran.", "It rained.", "A cat sat on the mat."]
     scores = client.post("/score", json={"queries": "A cat", "documents": documents}).json()
-    body = {"query": "A cat", "documents": documents, "top_n": 2, "explain": True}
+    body = {"query": "A cat", "documents": documents, "top_n": 2, "explain": {"method": "terms"}}
     response = client.post("/rerank", json=body)
     result = response.json()
     assert (result["kind"], len(result["results"]), len(result["tokens"])) == ("cosine", 2, 3)
@@ -321,7 +325,7 @@ def test_embedding_model_reranks_by_cosine_with_explanations_of_the_best(
 
 
 def test_reranker_refers_to_gradients(rerank_client: TestClient) -> None:
-    body = {"query": "w5", "documents": ["w6", "w7"], "explain": True}
+    body = {"query": "w5", "documents": ["w6", "w7"], "explain": {"method": "terms"}}
     problem = rerank_client.post("/rerank", json=body).json()
     assert (problem["code"], problem["pointer"]) == ("wrong_model", "/explain")
     assert "it reads query and document at once" in problem["detail"]
@@ -331,10 +335,10 @@ def test_explanations_of_too_many_tokens_are_refused(client: TestClient) -> None
     body = {
         "queries": "a",
         "documents": [f"{i} " + "cat " * 300 for i in range(80)],
-        "explain": True,
+        "explain": {"method": "terms"},
     }
     problem = client.post("/score", json=body).json()
     assert (problem["code"], problem["pointer"]) == ("too_many_tokens", "/documents")
     assert client.post("/score", json={**body, "explain": False}).status_code == 200
-    body = {"query": "a", "documents": body["documents"], "explain": True, "top_n": 3}
-    assert len(client.post("/rerank", json=body).json()["results"]) == 3
+    ranked = {"query": "a", "documents": body["documents"], "explain": body["explain"], "top_n": 3}
+    assert len(client.post("/rerank", json=ranked).json()["results"]) == 3

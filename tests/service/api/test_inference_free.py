@@ -151,7 +151,7 @@ def test_scores_are_products_of_query_weights_and_document_vectors(
     of_documents = ask(inference_free_client, "/encode", inputs=DOCUMENTS, prompt_name="document")
     assert result["tokens"] == [query_tokens[0] + own for own in of_documents["tokens"]]
 
-    body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2, "explain": True}
+    body = {"query": QUERY, "documents": DOCUMENTS, "top_n": 2, "explain": {"method": "terms"}}
     best = ask(inference_free_client, "/rerank", **body)["results"]
     assert [one["index"] for one in best] == np.argsort(-expected)[:2].tolist()
     for one in best:

@@ -143,7 +143,7 @@ def test_embedding_model_scores_empty_texts_as_sentence_transformers_does(
             for chunking in (None, vitrine.Chunking(), vitrine.Chunking(late=True)):
                 scores = model.score(query, ["A dog", *NOTHING], chunking=chunking).scores
                 np.testing.assert_allclose(scores, expected, atol=1e-5)
-            explained = model.rerank(query, ["A dog", *NOTHING], explain=True)
+            explained = model.rerank(query, ["A dog", *NOTHING], explain=vitrine.Terms())
             for number, explanation in explained.explanations.items():
                 total = sum(term.value for term in explanation.terms) + explanation.other
                 assert total == pytest.approx(expected[number], abs=1e-5)

@@ -258,7 +258,7 @@ def test_terms_of_a_score_are_products_of_the_compared_vectors_tokens(
     oracle = models.oracles[name]
     assert isinstance(oracle, SentenceTransformer)
     body = {"model": name, "queries": QUERIES[0], "documents": DOCUMENTS[:3]}
-    result = models.post("/score", explain=True, **body)
+    result = models.post("/score", explain={"method": "terms"}, **body)
     expected = models.expected(name, QUERIES[:1], DOCUMENTS[:3])[0]
     close(result["scores"], expected)
     x = token_terms(oracle, QUERIES[0], "query")
@@ -274,7 +274,12 @@ def test_terms_of_a_score_are_products_of_the_compared_vectors_tokens(
         np.testing.assert_allclose(np.abs(values), np.abs(largest), rtol=1e-3, atol=1e-5)
         assert sum(values) + explanation["other"] == pytest.approx(score, rel=1e-5, abs=1e-5)
     ranked = models.post(
-        "/rerank", explain=True, model=name, query=QUERIES[0], documents=DOCUMENTS, top_n=2
+        "/rerank",
+        explain={"method": "terms"},
+        model=name,
+        query=QUERIES[0],
+        documents=DOCUMENTS,
+        top_n=2,
     )["results"]
     for item in ranked:
         terms = item["explanation"]
@@ -287,7 +292,7 @@ def test_terms_of_sparse_vectors_are_products_of_weights(models: Models, name: s
     queries, documents = texts_of(name)
     oracle = models.oracles[name]
     result = models.post(
-        "/score", model=name, queries=queries[0], documents=documents, explain=True
+        "/score", model=name, queries=queries[0], documents=documents, explain={"method": "terms"}
     )
     a = np.asarray(oracle.encode_query(queries[:1], convert_to_sparse_tensor=False), np.float64)[0]
     b = np.asarray(oracle.encode_document(documents, convert_to_sparse_tensor=False), np.float64)
@@ -304,8 +309,18 @@ def test_terms_of_sparse_vectors_are_products_of_weights(models: Models, name: s
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith(("dot", "cosine"))])
 def test_distances_have_no_explanations(models: Models, name: str) -> None:
     queries, documents = texts_of(name)
-    score = {"model": name, "queries": queries[0], "documents": documents, "explain": True}
-    rerank = {"model": name, "query": queries[0], "documents": documents, "explain": True}
+    score = {
+        "model": name,
+        "queries": queries[0],
+        "documents": documents,
+        "explain": {"method": "terms"},
+    }
+    rerank = {
+        "model": name,
+        "query": queries[0],
+        "documents": documents,
+        "explain": {"method": "terms"},
+    }
     for path, body in (("/score", score), ("/rerank", rerank), ("/rerank", rerank | {"top_n": 1})):
         response = models.client.post(path, json=body)
         problem = response.json()

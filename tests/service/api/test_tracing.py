@@ -138,7 +138,7 @@ def test_wait_for_a_load_is_a_stage(
 
 
 def test_explanation_is_a_stage(client: TestClient, receiver: Receiver) -> None:
-    body = {"queries": "a cat", "documents": ["a dog"], "explain": True}
+    body = {"queries": "a cat", "documents": ["a dog"], "explain": {"method": "terms"}}
     response = client.post("/score", json=body)
     assert response.status_code == 200, response.text
     [server] = receiver.wait()

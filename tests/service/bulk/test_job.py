@@ -185,6 +185,45 @@ def test_scores_with_chunking_have_the_best_chunk(
     assert row["best_chunk"] == asdict(expected.best_chunks[0])
 
 
+def test_scores_with_highlights_have_the_best_sentences(
+    encode: Encode, tmp_path: Path, output: Path, small_artifact: Artifact
+) -> None:
+    query, text = "Two cats", "One dog sat. Two cats ran. It rained."
+    records = [{"query": query, "text": own} for own in (text, "", "Two dogs.")]
+    encode(write_lines(tmp_path, records), kind="scores", highlight=2, verify=3)
+    with vitrine.SyncModel(small_artifact.path) as model:
+        found = model.score(query, text, explain=vitrine.Highlights(2)).deletions[0].texts[0].units
+    table = rows_of(output)
+    assert table["error"].to_pylist()[::2] == [None, None]
+    first, empty, single = table["highlights"].to_pylist()
+    assert [own["start"] for own in first] == [unit.start for unit in found]
+    for own, unit in zip(first, found, strict=True):
+        assert own["end"] == unit.end
+        assert own["left_out"] == pytest.approx(unit.left_out, abs=1e-5)
+        assert own["alone"] == pytest.approx(unit.alone, abs=1e-5)
+    assert empty is None
+    assert [(own["start"], own["end"]) for own in single] == [(0, 9)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "dense", "highlight": 2}, "applies to scores, not to dense"),
+        ({"kind": "scores", "highlight": 11}, "from 1 to 10"),
+        (
+            {"kind": "scores", "highlight": 2, "chunking": vitrine.Chunking()},
+            "does not apply to chunks",
+        ),
+    ],
+)
+def test_highlights_that_do_not_apply_are_refused(
+    encode: Encode, tmp_path: Path, options: dict[str, Any], message: str
+) -> None:
+    path = write_lines(tmp_path, [{"query": "a", "text": "b"}])
+    with pytest.raises(OptionError, match=message):
+        encode(path, **options)
+
+
 def test_records_with_errors_are_rows_with_errors_and_never_stop_the_job(
     encode: Encode, tmp_path: Path, output: Path
 ) -> None:

@@ -30,6 +30,7 @@ def test_capabilities_list_every_accepted_value(small_artifact: Artifact) -> Non
     assert "large_mean" in capabilities["distributions"]
     assert capabilities["targets"] == list(TARGETS["embedding"])
     assert capabilities["baselines"] == ["pad", "mask", "zero"]
+    assert capabilities["of"] == ["both"]
     assert (capabilities["device"], capabilities["op"]) == (
         "cpu",
         {"forward": "cpp", "backward": "cpp"},

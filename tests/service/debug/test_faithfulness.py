@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import spearmanr  # type: ignore[import-untyped]
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from starlette.testclient import TestClient
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
@@ -61,10 +62,24 @@ def by_hand(result: Json, value: Value) -> Json:
     draw = np.random.default_rng(0)
     random = [points(draw.permutation(len(parts)).tolist()) for _ in range(5)]
     order = sorted(range(len(parts)), key=lambda part: -scores[part])
-    return {"points": points(order), "random": np.mean(random, axis=(0, 1))}
+    effects = [value_without(set()) - value_without(set(part)) for part in parts]
+    return {
+        "units": parts,
+        "scores": scores,
+        "effects": effects,
+        "points": points(order),
+        "random": np.mean(random, axis=(0, 1)),
+    }
 
 
-def check(result: Json, value: Value) -> None:
+def opposite_signs(scores: Sequence[float], effects: Sequence[float]) -> float:
+    smallest = max(map(abs, effects)) / 10
+    pairs = zip(scores, effects, strict=True)
+    opposite = [score * effect < 0 for score, effect in pairs if abs(effect) >= smallest]
+    return sum(opposite) / len(opposite)
+
+
+def check(result: Json, value: Value, *, is_unsigned: bool = False) -> None:
     measured = result["faithfulness"]
     expected = by_hand(result, value)
     actual = [(point["comprehensiveness"], point["sufficiency"]) for point in measured["points"]]
@@ -74,6 +89,13 @@ def check(result: Json, value: Value) -> None:
     np.testing.assert_allclose(mean, np.mean(expected["points"], axis=0), rtol=1e-3, atol=1e-5)
     random = measured["random"]["comprehensiveness"], measured["random"]["sufficiency"]
     np.testing.assert_allclose(random, expected["random"], rtol=1e-3, atol=1e-5)
+    assert [unit["tokens"] for unit in measured["effects"]] == expected["units"]
+    scores, effects = ([unit[name] for unit in measured["effects"]] for name in ("score", "effect"))
+    np.testing.assert_allclose(scores, expected["scores"], rtol=1e-9)
+    np.testing.assert_allclose(effects, expected["effects"], rtol=1e-3, atol=1e-5)
+    rank_correlation = spearmanr(scores, effects).statistic
+    assert measured["rank_correlation"] == pytest.approx(rank_correlation)
+    assert measured["opposite_signs"] == (None if is_unsigned else opposite_signs(scores, effects))
     assert (result["parity"]["agrees"], result["nonfinite"]) == (True, [])
 
 
@@ -124,6 +146,42 @@ def test_words_of_a_query_are_removed_from_both_pairs(
     assert [point["count"] for point in result["faithfulness"]["points"]] == [1, 2, 3, 6]
 
 
+def test_effect_of_a_word_is_the_change_of_the_served_score_without_it(ranker: TestClient) -> None:
+    query, document = "w7 w9 w11", "w21 w5 w33 w7"
+    body = {"text": query, "text_pair": document, "target": {"type": "score"}}
+    result = ask(ranker, "attribute", **body, method="saliency", faithfulness="words")
+
+    def served(query: str, document: str) -> float:
+        fields = {"queries": query, "documents": [document], "raw_scores": True}
+        scores: list[float] = ranker.post("/score", json=fields).json()["scores"]
+        return scores[0]
+
+    def shorter(text: str) -> list[str]:
+        words = text.split()
+        return [" ".join(words[:index] + words[index + 1 :]) for index in range(len(words))]
+
+    others = [served(other, document) for other in shorter(query)]
+    others += [served(query, other) for other in shorter(document)]
+    expected = [served(query, document) - other for other in others]
+    effects = [unit["effect"] for unit in result["faithfulness"]["effects"]]
+    np.testing.assert_allclose(effects, expected, atol=1e-4)
+    assert np.abs(expected).max() > 1e-2
+    words = [word["tokens"] for word in result["words"]]
+    assert [unit["tokens"] for unit in result["faithfulness"]["effects"]] == words
+
+
+@pytest.mark.parametrize(("of", "tokens"), [("text", range(1, 7)), ("text_pair", range(7, 11))])
+@pytest.mark.parametrize("units", ["words", "tokens"])
+def test_faithfulness_of_one_text_of_a_pair_removes_its_units(
+    ranker: TestClient, of: str, tokens: range, units: str
+) -> None:
+    body = {"text": QUERY, "text_pair": DOCUMENT, "target": {"type": "score"}, "of": of}
+    result = ask(ranker, "attribute", **body, method="occlusion", faithfulness=units)
+    removed = [index for unit in result["faithfulness"]["effects"] for index in unit["tokens"]]
+    has_text = [index for index in tokens if result["tokens"][index]["text"] is not None]
+    assert removed == has_text
+
+
 def test_faithfulness_of_the_margin_of_a_label_equals_transformers(
     labeler: TestClient, classifier: Artifact
 ) -> None:
@@ -160,7 +218,7 @@ def test_faithfulness_of_a_sparse_weight_equals_transformers(
         method="saliency",
         faithfulness="tokens",
     )
-    check(result, lambda removed: float(weights(removed[0])[entry]))
+    check(result, lambda removed: float(weights(removed[0])[entry]), is_unsigned=True)
 
 
 @pytest.mark.parametrize("versus", [None, "rain, rain!"])
@@ -232,9 +290,10 @@ def test_cost_of_faithfulness_is_part_of_the_budget(ranker: TestClient, reranker
     body = {"text": QUERY, "text_pair": DOCUMENT, "target": {"type": "score"}, "dry_run": True}
     plain = ask(ranker, "attribute", **body, method="saliency")
     words = ask(ranker, "attribute", **body, method="saliency", faithfulness="words")
-    # Twelve tokens, once for the value, and twice for six orders of 9 units at 1, 2 and 5 of them.
+    # Twelve tokens for the value, and eleven without each of 9 units. Then six orders of them, with
+    # 1, 2 and 5 units removed and kept: nine tokens are in one of both texts, three in both.
     steps = words["cost"]["token_steps"] - plain["cost"]["token_steps"]
-    assert steps == 12 * (1 + 2 * 6 * 3)
+    assert steps == 12 + 9 * 11 + 6 * 3 * (9 + 2 * 3)
     with service_of(reranker, max_token_steps=12 + steps - 1) as client:
         fields = {**body, "method": "saliency"}
         assert client.post("/debug/attribute", json=fields).status_code == 200

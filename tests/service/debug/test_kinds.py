@@ -40,10 +40,23 @@ MAXSIM = {"text": QUESTION, "text_pair": CAT_SAT, "target": {"type": "maxsim"}}
 MAXSIM_VERSUS = {**MAXSIM, "target": {"type": "maxsim", "versus": RAIN}}
 
 
-def integrated(forward: Callable[[Tensor], Tensor], oracle: Any, ids: list[int]) -> np.ndarray:  # noqa: ANN401
-    """Return captum's integrated gradients by the word embeddings of transformers' model."""
+def integrated(
+    forward: Callable[[Tensor], Tensor],
+    oracle: Any,  # noqa: ANN401
+    ids: list[int],
+    padded: list[int] | None = None,
+) -> np.ndarray:
+    """Return captum's integrated gradients by the word embeddings of transformers' model.
+
+    Args:
+        forward: From word embeddings to scalars.
+        oracle: Model of transformers.
+        ids: Token ids.
+        padded: Token ids of the baseline; None: padding in place of all but special tokens.
+    """
     weight = oracle.get_input_embeddings().weight
-    padded = [token if token in (0, 2) else 1 for token in ids]  # special tokens are kept
+    if padded is None:
+        padded = [token if token in (0, 2) else 1 for token in ids]
     words, pad = (weight[rows][None].detach() for rows in (ids, padded))
     scores = IntegratedGradients(forward).attribute(words, pad, n_steps=200, method="gausslegendre")
     return np.asarray(scores[0].detach().sum(-1))
@@ -68,6 +81,80 @@ def test_attribution_of_a_rerank_score_equals_captum_on_the_model_of_transformer
     change = result["value"] - result["baseline_value"]
     assert result["sum"] == pytest.approx(change, rel=1e-2)
     assert (result["parity"]["agrees"], result["warnings"]) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("of", "padded", "others"),
+    [
+        ("text", [0, 1, 1, 2, 21, 5, 33, 2], [0, 3, 4, 5, 6, 7]),
+        ("text_pair", [0, 7, 9, 2, 1, 1, 1, 2], [0, 1, 2, 3, 7]),
+    ],
+)
+def test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transformers(
+    ranker: TestClient, cross_encoder: CrossEncoder, of: str, padded: list[int], others: list[int]
+) -> None:
+    oracle = AutoModelForSequenceClassification.from_pretrained(cross_encoder.model.name_or_path)
+
+    def forward(words: Tensor) -> Tensor:
+        types = torch.tensor([TYPES]).expand(len(words), -1)
+        logits: Tensor = oracle(inputs_embeds=words, token_type_ids=types).logits[:, 0]
+        return logits
+
+    options = {"of": of, "tolerance": 1e-3, "max_evaluations": 2048}
+    result = ask(ranker, "attribute", **PAIR, **options)
+    expected = integrated(forward, oracle, IDS, padded)
+    np.testing.assert_allclose(result["scores"], expected, atol=2e-3 * np.abs(expected).max())
+    assert [result["scores"][index] for index in others] == [0.0] * len(others)
+    with torch.no_grad():
+        logits = oracle(torch.tensor([padded]), token_type_ids=torch.tensor([TYPES])).logits
+    assert result["baseline_value"] == pytest.approx(logits.item(), rel=1e-4)
+    assert result["completeness"]["converged"]
+    change = result["value"] - result["baseline_value"]
+    assert result["sum"] == pytest.approx(change, rel=1e-2)
+    # Zero vectors replace the same tokens.
+    result = ask(ranker, "attribute", **PAIR, **options, baseline="zero")
+    zeros = oracle.get_input_embeddings().weight[IDS][None].detach()
+    zeros[:, [index for index in range(len(IDS)) if index not in others]] = 0
+    assert result["baseline_value"] == pytest.approx(forward(zeros).item(), rel=1e-4)
+    assert [result["scores"][index] for index in others] == [0.0] * len(others)
+
+
+@pytest.mark.parametrize(("of", "scored"), [("text", {0}), ("text_pair", {1, 2})])
+@pytest.mark.parametrize("name", ["ranker", "labeler", "colbert"])
+def test_scores_of_texts_that_the_baseline_keeps_are_zero(
+    name: str, of: str, scored: set[int], request: pytest.FixtureRequest
+) -> None:
+    client: TestClient = request.getfixturevalue(name)
+    label = {"type": "label", "label": "happy"}
+    body = {
+        "ranker": {**PAIR, "target": {"type": "score", "versus": VERSUS}},
+        "labeler": {**PAIR, "target": label},
+        "colbert": MAXSIM_VERSUS,
+    }[name]
+    options: dict[str, Any] = {"of": of, "tolerance": 0.05, "max_evaluations": 2048}
+    for method in ("integrated_gradients", "occlusion"):
+        result = ask(client, "attribute", **body, **options, method=method)
+        texts = {
+            token["text"]
+            for token, score in zip(result["tokens"], result["scores"], strict=True)
+            if score != 0
+        }
+        assert texts == scored - ({2} if name == "labeler" else set())
+        if method == "integrated_gradients":
+            assert result["completeness"]["converged"]
+            change = result["value"] - result["baseline_value"]
+            assert result["sum"] == pytest.approx(change, rel=0.05)
+
+
+def test_one_text_is_attributed_beside_an_empty_one(ranker: TestClient) -> None:
+    result = ask(ranker, "attribute", **{**PAIR, "text_pair": ""}, of="text", method="occlusion")
+    assert {word["text"] for word in result["words"]} == {0}
+    # A second document without tokens does not move with the first.
+    target = {"type": "score", "versus": ""}
+    result = ask(ranker, "attribute", **{**PAIR, "target": target}, of="text_pair")
+    assert result["value"] != result["baseline_value"]
+    scores = zip(result["tokens"], result["scores"], strict=True)
+    assert {token["input"] for token, score in scores if score != 0} == {0}
 
 
 @pytest.mark.parametrize(
@@ -318,6 +405,7 @@ def test_capabilities_list_what_the_kind_of_model_has(
     labels = {"ranker": ["LABEL_0"], "labeler": ["sad", "neutral", "happy"]}
     assert capabilities["labels"] == labels.get(name, [])
     assert capabilities["text_pairs"] == (name != "splade")
+    assert capabilities["of"] == (["both"] if name == "splade" else ["both", "text", "text_pair"])
     # A layer norm of the model, on the rows of a text.
     source = {"type": "text", "text": "w5 w6", "norm": capabilities["norms"][-1]}
     result = ask(client, "layernorm", source=source)
@@ -381,6 +469,16 @@ BETTER = {"type": "score", "versus": VERSUS}
         ("splade", {"target": {"type": "sparse", "token": "w5"}, "text_pair": "w6"}, "invalid",
          "/text_pair", "applies to rerankers, classifiers and multi-vector models"),
         ("ranker", {"target": BETTER}, "invalid", "/text_pair", "set text to the query"),
+        ("ranker", {**PAIR, "of": "secret"}, "invalid", "/of", "'both', 'text' or 'text_pair'"),
+        ("ranker", {**PAIR, "of": "text", "text": " "}, "no_tokens", "/of",
+         "text has no tokens to replace"),
+        ("ranker", {**PAIR, "of": "text_pair", "text_pair": "", "baseline": "zero"}, "no_tokens",
+         "/of", "text_pair has no tokens to replace"),
+        ("ranker", {"target": SCORE, "of": "text"}, "invalid", "/of", "with text_pair"),
+        ("labeler", {**PAIR, "target": HAPPY, "of": "text", "method": "grad_x_input"}, "invalid",
+         "/of", "grad_x_input has no baseline; omit of"),
+        ("splade", {"target": {"type": "sparse", "token": "w5"}, "of": "text"}, "invalid", "/of",
+         "rerankers, classifiers and multi-vector models"),
         ("ranker", {**PAIR, "target": {"type": "score", "versus": DOCUMENT}}, "invalid",
          "/target/versus", "must be another document"),
         ("ranker", {**PAIR, "target": {"type": "score", "versus": "w5 " * 30}}, "too_long",

@@ -7,13 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.inference.errors import InvalidInput
-from service.inference.explain.deletion import (
-    Deletion,
-    effects_of,
-    unit_spans,
-    with_units,
-    without,
-)
+from service.inference.explain.deletion import effects_of, unit_spans, with_units, without
+from service.inference.explain.options import Deletion
 
 TEXTS = st.text("ab'.,!? \n\t猫眠é😀", max_size=40)
 
@@ -143,6 +138,9 @@ def test_a_result_that_does_not_exist_leaves_its_numbers_open() -> None:
         ({"samples": 64}, "/explain/samples"),
         ({"seed": 1}, "/explain/seed"),
         ({"max_tokens": 20_001}, "/explain/max_tokens"),
+        ({"pairs": 11, "of": "both"}, "/explain/pairs"),
+        ({"pairs": 1}, "/explain/pairs"),
+        ({"pairs": 1, "of": "both", "method": "shapley"}, "/explain/pairs"),
         ({"max_tokens": 1.5}, "/explain/max_tokens"),
     ],
 )

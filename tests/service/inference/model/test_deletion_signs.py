@@ -54,7 +54,7 @@ def model(artifact: Artifact) -> Iterator[vitrine.SyncModel]:
 @pytest.mark.parametrize("name", CASES)
 def test_signs_of_words_are_those_of_their_deletion(model: vitrine.SyncModel, name: str) -> None:
     query, document, words = CASES[name]
-    result = model.score(query, document, explain=vitrine.Deletion())
+    result = model.score(query, document, explain=vitrine.Deletion(by="words"))
     whole = float(result.scores[0])
     units = {document[unit.start : unit.end]: unit for unit in result.deletions[0].texts[0].units}
     for word, (without, sign) in words.items():

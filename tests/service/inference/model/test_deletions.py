@@ -13,6 +13,7 @@ from sentence_transformers import MultiVectorEncoder, SparseEncoder
 import vitrine
 from models.artifact import MANIFEST, Artifact
 from service.inference.call_options import CallOptions, Deadline, OnOverflow
+from service.inference.explain.deletion import without
 from service.inference.model import scoring
 from service.inference.model.deletion_planner import DeletionPlanner
 from service.inference.results.loaded_model import LoadedModel
@@ -263,36 +264,50 @@ def test_deadlines_end_explanations(models: dict[str, vitrine.SyncModel]) -> Non
         models["cosine"].score("a", "b c", explain=vitrine.Deletion(), timeout_s=0)
 
 
-def test_too_many_tokens_are_refused_before_they_run(models: dict[str, vitrine.SyncModel]) -> None:
+def test_variants_for_which_the_tokens_do_not_suffice_have_no_number(
+    models: dict[str, vitrine.SyncModel],
+) -> None:
     model = models["cosine"]
     # Query, document, empty text, three texts of two words, three of one; two special tokens each.
     text = "cat dog mat"
-    tokens = model.score("cat", text, explain=vitrine.Deletion()).explanation_tokens
+    tokens = model.score("cat", text, explain=vitrine.Deletion(by="words")).explanation_tokens
     assert tokens == 3 + 5 + 2 + 3 * 4 + 3 * 3
-    assert model.score("cat", text, explain=vitrine.Deletion(max_tokens=tokens)).deletions
-    few = vitrine.Deletion(max_tokens=tokens - 1)
-    with pytest.raises(vitrine.InvalidInput, match=f"more than {tokens - 1} tokens") as raised:
-        model.score("cat", text, explain=few)
+    text = " ".join(f"w{index}" for index in range(5, 25))
+    found = []
+    for max_tokens in (1200, 700, 400):
+        deletion = vitrine.Deletion(by="words", max_tokens=max_tokens)
+        result = model.score("w7 cat", text, explain=deletion)
+        assert result.explanation_tokens <= max_tokens
+        units = result.deletions[0].texts[0].units
+        assert all(unit.alone is not None for unit in units)
+        found.append(sum(unit.left_out is not None for unit in units))
+    assert found[0] == len(units)
+    assert len(units) > found[1] > found[2]
+    few = vitrine.Deletion(by="words", max_tokens=60)
+    with pytest.raises(vitrine.InvalidInput, match="more than 60 tokens") as raised:
+        model.score("w7 cat", text, explain=few)
     assert (raised.value.code, raised.value.pointer) == ("too_many_tokens", "/explain")
 
 
-def test_many_long_words_of_few_tokens_are_refused_before_variants_are_made(
+def test_variants_of_long_words_take_no_more_memory_than_those_of_tokens(
     models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def make(*_: object) -> list[str]:
-        pytest.fail("variants were made")
+    chars = 0
 
-    monkeypatch.setattr("service.inference.model.deletion_planner.without", make)
+    def counted(text: str, unit: tuple[int, int]) -> str:
+        nonlocal chars
+        chars += len(text)
+        return without(text, unit)
+
+    monkeypatch.setattr("service.inference.model.deletion_planner.without", counted)
     # A run of more than 100 characters is one token, so that the tokens alone are few.
     document = ("a" * 200 + "!") * 200
-    for side in ("query", "document"):
-        texts = ("a", document) if side == "document" else (document, "a")
-        deletion = vitrine.Deletion(of=side)
-        with pytest.raises(vitrine.InvalidInput, match="takes more than 20000 tokens"):
-            models["cosine"].score(*texts, explain=deletion)
+    deletion = vitrine.Deletion(by="words", max_tokens=20_000)
+    models["cosine"].score("a", document, explain=deletion)
+    assert chars <= 16 * 20_000
 
 
-def test_many_pairs_with_a_long_query_are_refused_before_variants_are_tokenised(
+def test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice(
     models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most, rows_of_pairs = 0, TextTokenizer.rows_of_pairs
@@ -304,9 +319,14 @@ def test_many_pairs_with_a_long_query_are_refused_before_variants_are_tokenised(
 
     monkeypatch.setattr(TextTokenizer, "rows_of_pairs", counted)
     documents = [f"w5 w6 w7 w8 w{index}" for index in range(9, 59)] * 4
-    with pytest.raises(vitrine.InvalidInput, match="takes more than 5000 tokens"):
-        models["reranker"].score("w5 " * 12, documents, explain=vitrine.Deletion(max_tokens=5000))
-    assert most == len(documents)
+    deletion = vitrine.Deletion(by="words", max_tokens=5000)
+    result = models["reranker"].score("w5 " * 12, documents, explain=deletion)
+    explained = len(result.deletions)
+    assert 0 < explained < len(documents)
+    assert [*result.deletions] == [*range(explained)]
+    assert result.explanation_tokens <= 5000
+    # No variants of other pairs are made: each of these has six texts at most, with the empty one.
+    assert most <= max(len(documents), 11 * explained)
 
 
 def test_planning_ends_at_the_deadline() -> None:
@@ -328,7 +348,7 @@ def test_explanations_need_a_deletion_or_a_bool_and_no_chunks(
     with pytest.raises(vitrine.InvalidInput, match="label is for classify") as raised:
         model.rerank("a", ["b"], explain=vitrine.Deletion(label="happy"))
     assert raised.value.pointer == "/explain/label"
-    with pytest.raises(vitrine.InvalidInput, match="a bool or a Deletion"):
+    with pytest.raises(vitrine.InvalidInput, match="a bool, a Deletion"):
         model.score("a", "b", explain="words")  # type: ignore[arg-type]
     with pytest.raises(vitrine.InvalidInput, match="does not apply to chunks"):
         model.score("a", "b", explain=vitrine.Deletion(), chunking=vitrine.Chunking())

@@ -41,7 +41,7 @@ def test_each_number_is_the_difference_of_two_results(
     np.testing.assert_allclose(result.logits, plain.logits, atol=BOUND)
     assert result.labels == plain.labels
     assert len(result.rows) == 1
-    (explanation,) = result.deletions
+    explanation = result.deletions[0]
     if column is None:
         column = int(result.logits[0].argmax())
     assert explanation.label == plain.labels[column]
@@ -80,8 +80,8 @@ def test_the_best_label_of_each_input_is_explained(model: vitrine.SyncModel) -> 
     inputs: list[str | tuple[str, str]] = ["w5 w9", ("w40 cat", "w7"), "not w6", "w21"]
     result = model.classify(inputs, explain=vitrine.Deletion())
     best = [result.labels[row[0]] for row in result.best_labels(1)]
-    assert [explanation.label for explanation in result.deletions] == best
-    assert [len(explanation.texts) for explanation in result.deletions] == [1, 2, 1, 1]
+    assert [explanation.label for explanation in result.deletions.values()] == best
+    assert [len(explanation.texts) for explanation in result.deletions.values()] == [1, 2, 1, 1]
     assert result.explanation_tokens > sum(len(row.ids) for row in result.rows)
 
 
@@ -106,5 +106,5 @@ def test_errors_name_the_input(model: vitrine.SyncModel) -> None:
     with pytest.raises(vitrine.InvalidInput) as raised:
         model.classify(["w5", "\ud800"], explain=vitrine.Deletion())
     assert raised.value.pointer == "/inputs/1"
-    with pytest.raises(vitrine.InvalidInput, match="False or a Deletion"):
-        model.classify("w5", explain=True)  # type: ignore[arg-type]
+    with pytest.raises(vitrine.InvalidInput, match="by a Deletion"):
+        model.classify("w5", explain=vitrine.Terms())  # type: ignore[arg-type]

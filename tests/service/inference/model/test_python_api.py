@@ -146,7 +146,9 @@ async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
         lambda model: model.classify("a", priority="bulk"),
         lambda model: model.tag("a", priority="bulk"),
         lambda model: model.rerank("a", ["b", "c"], priority="bulk"),
-        lambda model: model.rerank("a", ["b", "c"], top_n=1, explain=True, priority="bulk"),
+        lambda model: model.rerank(
+            "a", ["b", "c"], top_n=1, explain=vitrine.Terms(), priority="bulk"
+        ),
         lambda model: model.score("a", ["b"], priority="bulk"),
         lambda model: model.score("a", ["b"], chunking=vitrine.Chunking(), priority="bulk"),
     ],

@@ -99,8 +99,8 @@ def test_values_of_labels_and_of_both_texts(
     result = label_model.classify(
         ["w5 w9", ("cat", "w7 w8")], explain=vitrine.Deletion(method="shapley", by="words")
     )
-    assert [len(values.texts) for values in result.shapley_values] == [1, 2]
-    for values in result.shapley_values:
+    assert [len(values.texts) for values in result.shapley_values.values()] == [1, 2]
+    for values in result.shapley_values.values():
         for text in values.texts:
             total = sum(unit.value for unit in text.units)
             assert total == pytest.approx(text.whole - text.empty, abs=1e-6)
@@ -116,3 +116,30 @@ def test_too_few_samples_are_refused(
     with pytest.raises(vitrine.InvalidInput, match="needs at least 14") as raised:
         models["cosine"].score(QUERY, DOCUMENT, explain=deletion)
     assert raised.value.pointer == "/explain/samples"
+
+
+@pytest.mark.parametrize(
+    ("kind", "texts"),
+    [
+        # A run of more than 100 characters is one token, so that the tokens are few.
+        pytest.param("cosine", ("a", [("a" * 200 + "!") * 200]), id="long words"),
+        pytest.param(
+            "reranker",
+            ("w5 " * 12, [f"w5 w6 w7 w8 w{at}" for at in range(9, 109)]),
+            id="many texts",
+        ),
+    ],
+)
+def test_too_many_texts_are_refused_before_they_are_made(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    texts: tuple[str, list[str]],
+) -> None:
+    def make(*_: object) -> str:
+        pytest.fail("variants were made")
+
+    monkeypatch.setattr("service.inference.model.deletion_planner.with_units", make)
+    deletion = vitrine.Deletion(method="shapley")
+    with pytest.raises(vitrine.InvalidInput, match="takes more than 20000 tokens"):
+        models[kind].score(*texts, explain=deletion)

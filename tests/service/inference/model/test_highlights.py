@@ -1,0 +1,90 @@
+"""Highlights: the best sentences of each document, as an explanation by deletion ranks them."""
+
+import pytest
+
+import vitrine
+from tests.service.api.conftest import (  # noqa: F401 - fixtures
+    multi_encoder,
+    reranker,
+    sparse_encoder,
+)
+from tests.service.inference.model.test_deletions import (  # noqa: F401 - a fixture
+    BOUNDS,
+    KINDS,
+    models,
+)
+
+pytestmark = pytest.mark.slow
+
+QUERY = "w7 cat"
+DOCUMENTS = ["It is w5. A cat w7. It is w9.", "w40 not", "", "A dog. A cat."]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_highlights_are_the_best_sentences_of_an_explanation_by_deletion(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    kind: str,
+) -> None:
+    model = models[kind]
+    deletion = vitrine.Deletion(by="sentences", top_n=len(DOCUMENTS))
+    expected = model.rerank(QUERY, DOCUMENTS, explain=deletion)
+    result = model.rerank(QUERY, DOCUMENTS, explain=vitrine.Highlights(2))
+    assert result.scores == pytest.approx(expected.scores, abs=1e-5)
+    assert result.explanation_tokens > 0
+    for index in range(len(DOCUMENTS)):
+        for own, whole in (
+            (result.deletions[index].texts, expected.deletions[index].texts),
+            (result.deletions[index].raw_texts, expected.deletions[index].raw_texts),
+        ):
+            units = {unit.start: unit for unit in whole[0].units}
+            assert len(own[0].units) == min(2, len(units))
+            for unit in own[0].units:
+                other = units[unit.start]
+                assert unit.end == other.end
+                bound = 2 * BOUNDS.get(kind, 5e-6)
+                assert unit.left_out == pytest.approx(other.left_out, abs=bound)
+                assert unit.alone == pytest.approx(other.alone, abs=bound)
+        ranks = [unit.rank for unit in result.deletions[index].raw_texts[0].units]
+        assert ranks == [*range(1, len(ranks) + 1)]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "reranker"])
+def test_the_best_documents_have_highlights_as_far_as_the_tokens_suffice(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    kind: str,
+) -> None:
+    documents = [f"It is w{index} cat. A w{index + 1} dog." for index in range(5, 45)] * 20
+    result = models[kind].rerank(QUERY, documents, explain=vitrine.Highlights())
+    assert result.scores == pytest.approx(models[kind].rerank(QUERY, documents).scores, abs=1e-5)
+    explained = [index in result.deletions for index in result.ranking()]
+    count = sum(explained)
+    assert 0 < count < len(documents)
+    assert explained == [True] * count + [False] * (len(documents) - count)
+    assert result.explanation_tokens <= 20_000
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"MAX_TOKENS": 10},  # less than the best document has
+        {"_HIGHLIGHT_TOKENS": 1, "_LEAST_HIGHLIGHT_TOKENS": 1},  # less than its sentences alone
+    ],
+)
+def test_documents_for_which_the_tokens_do_not_suffice_have_their_scores_alone(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
+    limits: dict[str, int],
+) -> None:
+    for name, limit in limits.items():
+        monkeypatch.setattr(f"service.inference.model.explanations.{name}", limit)
+    result = models["cosine"].rerank(QUERY, DOCUMENTS, explain=vitrine.Highlights())
+    assert not result.deletions
+    expected = models["cosine"].rerank(QUERY, DOCUMENTS)
+    assert result.scores == pytest.approx(expected.scores, abs=1e-5)
+
+
+@pytest.mark.parametrize("count", [0, 11, 1.5, None])
+def test_an_invalid_count_is_refused(count: object) -> None:
+    with pytest.raises(vitrine.InvalidInput, match="from 1 to 10") as raised:
+        vitrine.Highlights(count)  # type: ignore[arg-type]
+    assert raised.value.pointer == "/highlight"
