@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def picture(browser: webdriver.Chrome, url: str, scheme: str) -> bytes:
-    """Return a picture of the explained example, as PNG with 128 colours."""
+    """Return a picture of the explained example, as PNG with 256 colours."""
     size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1.5, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     feature = {"name": "prefers-color-scheme", "value": scheme}
@@ -54,7 +54,7 @@ def picture(browser: webdriver.Chrome, url: str, scheme: str) -> bytes:
     WebDriverWait(browser, TIMEOUT_S).until(lambda driver: driver.find_elements(*done))
     image = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")
     file = io.BytesIO()
-    image.quantize(128).save(file, "PNG", optimize=True)
+    image.quantize(256).save(file, "PNG", optimize=True)
     return file.getvalue()
 
 

@@ -19,7 +19,8 @@ export const nameOf = ({ result }) => SCORES[result.kind] ?? `score of ${result.
 // The explained texts with their units. `score` is what is shown, with two documents the part of the difference
 // between their scores; `leftOut` is of the first document's score, as `whole`.
 export function explainedTexts({ body, result }, model) {
-  const [first, other] = result.explanations.map(({ texts }) => texts);
+  // The tokens of the request may not suffice for the other document.
+  const [first, other] = result.explanations.map((explanation) => explanation?.texts);
   const contents = body.queries === undefined ? [body.inputs].flat(2) : [body.queries, ...body.documents];
   const names = textNames(model.kind, first.length > 1);
   const named = (explained, index) => ({
@@ -67,7 +68,7 @@ export function deletionCard(run, model) {
       element("p", {}, bestSentence(texts, name)),
       legend(scale)),
     ...texts.map((text) => passage(text, scale)),
-    ...[...texts.map(cutSentence), nullSentence(texts), checkSentence(run, texts)].filter(Boolean).map((sentence) => muted(sentence)),
+    ...[...texts.map(cutSentence), nullSentence(run, texts), checkSentence(run, texts)].filter(Boolean).map((sentence) => muted(sentence)),
     details("Exact numbers",
       table(`Effect of each word or sentence on the ${name}`, ["Word or sentence", "Text", "Left out", "Alone", "Rank"],
         units.map((unit) => [unit.content, unit.name, measured(unit.score), measured(unit.alone), number(unit.rank, String(unit.rank))]))));
@@ -116,10 +117,11 @@ function cutSentence({ name, start, end, content }) {
     ? `The model reads characters ${start} to ${end} of the ${length} of ${inSentence(name)}; the rest has no effect.` : "";
 }
 
-function nullSentence(texts) {
+function nullSentence({ body: { documents = [] } }, texts) {
   const all = texts.flatMap(({ units, words }) => [...units, ...words]);
   const empty = texts.filter(({ empty: value }) => value === null).map(({ name }) => inSentence(name));
   return [
+    documents.length === 2 && texts.length < 3 ? "The request has no tokens left for the other document." : "",
     all.some(({ score }) => score === null) ? "“–” was not measured: the rest of the text has no tokens, or the request has no tokens left for it." : "",
     empty.length ? `Nothing is measured alone in ${listed(empty)}: the empty text has no tokens for this model.` : "",
   ].filter(Boolean).join(" ");

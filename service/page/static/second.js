@@ -18,13 +18,18 @@ export function secondRequests(inputs, model, runs) {
   const options = { tolerance: Number(inputs["explain-tolerance"]), max_evaluations: Number(inputs["explain-evaluations"]) };
   const fields = { "/tolerance": "explain-tolerance", "/max_evaluations": "explain-evaluations" };
   const second = { isOptional: true, isSecond: true };
-  const attribution = (key, body, pointers) => ({
-    ...second, key, name: "second opinion", path: "debug/attribute", fields: { ...fields, ...pointers },
+  // `rows`: the index, in the request, of each input whose words are compared.
+  const attribution = (rows, body, pointers) => ({
+    ...second, rows, name: "second opinion", path: "debug/attribute", fields: { ...fields, ...pointers },
     body: { ...body, ...options, faithfulness: "words" },
   });
   if (model.kind !== "embedding") {
     const target = { ...TARGETS[model.gradients.targets[0]](inputs), ...(model.kind === "classifier" && labelTarget(deletion.result)) };
-    return [attribution("ab", { text: inputs.a, ...secondText(inputs, model), target }, { "/text": "a", "/text_pair": "b", "/target/versus": "c" })];
+    const body = { text: inputs.a, ...secondText(inputs, model), target };
+    const pointers = { "/text": "a", "/text_pair": "b", "/target/versus": "c" };
+    // As by deletion, the other text stays as it is.
+    return body.text_pair === undefined ? [attribution({ a: 0 }, body, pointers)]
+      : [attribution({ a: 0 }, { ...body, of: "text" }, pointers), attribution({ b: 1, c: 2 }, { ...body, of: "text_pair" }, pointers)];
   }
   const [a, b, c] = [["query", inputs.a], ["document", inputs.b], ["document", inputs.c]].map(([side, text]) => prompted(text, side, model));
   const type = model.similarity === "cosine" ? "cosine" : "similarity";
@@ -34,9 +39,9 @@ export function secondRequests(inputs, model, runs) {
     body: { a, b, layer: inputs["pair-layer"], baseline: inputs["pair-baseline"], ...options },
   };
   const directions = inputs.c
-    ? [attribution("a", { text: a, target: { type: "margin", positive: b, negative: c } }, { "/text": "a", "/target/positive": "b", "/target/negative": "c" })]
-    : [attribution("a", { text: a, target: { type, text: b } }, { "/text": "a", "/target/text": "b" }),
-      attribution("b", { text: b, target: { type, text: a } }, { "/text": "b", "/target/text": "a" })];
+    ? [attribution({ a: 0 }, { text: a, target: { type: "margin", positive: b, negative: c } }, { "/text": "a", "/target/positive": "b", "/target/negative": "c" })]
+    : [attribution({ a: 0 }, { text: a, target: { type, text: b } }, { "/text": "a", "/target/text": "b" }),
+      attribution({ b: 0 }, { text: b, target: { type, text: a } }, { "/text": "b", "/target/text": "a" })];
   return [...(model.gradients.routes.includes("attribute/pair") ? [pair] : []), ...directions];
 }
 
@@ -52,8 +57,7 @@ function labelTarget({ labels: [scores], explanations: [{ label }] }) {
 // The units of the explained texts with both numbers. A token belongs to the unit in which it ends.
 function comparison(run, texts) {
   const { tokens, scores } = run.result;
-  const rows = [...run.key].map((input, index) => ({ index, explained: texts.find((text) => text.input === input) }))
-    .concat(texts.length === 3 && run.key === "ab" ? [{ index: 2, explained: texts[2] }] : []).filter(({ explained }) => explained);
+  const rows = texts.filter(({ input }) => input in run.rows).map((explained) => ({ index: run.rows[explained.input], explained }));
   const matter = matterOf(rows.flatMap(({ explained }) => explained.units));
   return rows.map(({ index, explained }) => ({
     name: explained.name,
@@ -93,7 +97,7 @@ export function drawSecond(runs, model) {
     card("Second opinion: integrated gradients",
       ...waiting, ...(found.length ? opinion(compared) : []), ...problems),
     ...(pair ? [words, details("Every pair of words", map)] : []),
-    ...found.flatMap(alignmentTables),
+    ...(found.length ? alignmentTables(found[0]) : []),
     ...(found.length || pair ? [exactness(pair, found, nameOf(deletion))] : []),
   ];
 }
@@ -116,7 +120,7 @@ function opinion(compared) {
       scored(units.map((unit) => ({ ...unit, spelled: unit.isOpposite ? "opposite sign" : unit.matters ? "same sign" : "matters little" })),
         units.map(({ gradient }) => gradient), scale, `Integrated gradients of ${inSentence(name)}`))),
     element("div", { className: "columns" }, ...compared.flatMap(([run, own]) =>
-      faithfulness(run.result, own.length === 1 && compared.length > 1 ? ` of ${inSentence(own[0].name)}` : "", oppositeOf(own)))),
+      faithfulness(run.result, compared.length > 1 ? ` of ${listed(own.map(({ name }) => inSentence(name)))}` : "", oppositeOf(own)))),
     bothTable(rows),
   ];
 }
@@ -132,5 +136,5 @@ const exactness = (pair, found, name) => details("How exact are the gradients?",
   element("div", { className: "columns" },
     ...(pair?.result.completeness ?? []).map((complete, index) =>
       element("div", {}, element("h4", {}, `Path integral of the pairs, text ${"AB"[index]}`), facts(completeness(complete)))),
-    ...found.map(({ key, result, body }) =>
-      element("div", {}, element("h4", {}, `Integrated gradients${key.length === 1 ? ` of text ${key.toUpperCase()}` : ""}`), totals(result, body.target)))));
+    ...found.map(({ result, body }, index) =>
+      element("div", {}, element("h4", {}, `Integrated gradients, ${index + 1} of ${found.length}`), totals(result, body.target)))));

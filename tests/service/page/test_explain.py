@@ -220,16 +220,19 @@ def test_long_texts_are_explained_by_sentences_and_the_words_of_the_best(
     assert len(cells(page, EFFECTS)) == count
 
 
-def test_units_beyond_the_limit_of_tokens_are_refused_with_a_remedy(
+def test_words_beyond_the_limit_of_tokens_are_said_not_to_be_measured(
     browser: Browser, plain_url: str
 ) -> None:
-    page = opened(browser, plain_url, "embedding", b="A cat sat on it. " * 60, by="words")
-    problem = find(page, "#explain > .problem").text
-    assert problem.startswith("Leaving out the units of the texts takes more than 20000 tokens")
-    find(page, "[name=by][value=auto]").click()
-    run(page, "explain")
-    assert not find(page, "#explain > .problem").text
-    assert "“\N{EN DASH}” was not measured" not in find(page, "#explain .result").text
+    text = "A cat sat on it. " * 60
+    page = opened(browser, plain_url, "embedding", b=text, by="words")
+    explain = {"by": "words", "of": "both"}
+    result = scored(plain_url, "embedding", CAT, text, explain=explain)
+    (own, other) = result["explanations"][0]["texts"]
+    missing = [unit["left_out"] is None for unit in (*own["units"], *other["units"])]
+    assert any(missing)
+    shown = [row[2] == "not measured" for row in cells(page, EFFECTS)]
+    assert shown == missing
+    assert "was not measured" in find(page, "#explain .result").text
 
 
 def test_text_beyond_the_maximum_length_is_said_to_be_cut(browser: Browser, plain_url: str) -> None:
@@ -379,7 +382,6 @@ def test_page_without_gradients_has_no_failing_requests(browser: Browser, plain_
     browser.get_log("browser")  # type: ignore[no-untyped-call]
     browser.get_log("performance")  # type: ignore[no-untyped-call]
     page = opened(browser, plain_url, "embedding")
-    run(page, "compare")
     entries = page.get_log("performance")  # type: ignore[no-untyped-call]
     events = [json.loads(entry["message"])["message"] for entry in entries]
     responses = [

@@ -67,13 +67,17 @@ def test_gradients_of_both_texts_follow_the_first_answer(page: Browser, url: str
     explain = {"by": "words", "of": "both"}
     body = {"queries": CAT, "documents": [FELINE], "explain": explain}
     explained = served(url, "score", **body)["explanations"][0]["texts"]
-    all_opposite = []
+    all_opposite, verdicts = [], []
     for text, other, name, own in (
         (CAT, FELINE, "Text A", explained[0]),
         (FELINE, CAT, "Text B", explained[1]),
     ):
         target = {"type": "cosine", "text": other}
-        attributed = post(url, "attribute", text=text, target=target)
+        attributed = post(url, "attribute", text=text, target=target, faithfulness="words")
+        measured = attributed["faithfulness"]
+        verdicts.append(not measured["opposite_signs"] and measured["rank_correlation"] >= 0.7)
+        order = f"{measured['rank_correlation']:.2f}".replace("-", "\N{MINUS SIGN}")
+        assert f"rank correlation with deletion is {order}" in shown
         gradients = {(w["start"], w["end"]): w["score"] for w in attributed["words"]}
         mine = [row for row in rows if row[1] == name]
         for row, unit in zip(mine, own["units"], strict=True):
@@ -87,9 +91,10 @@ def test_gradients_of_both_texts_follow_the_first_answer(page: Browser, url: str
     assert chips == all_opposite
     if all_opposite:
         assert f"Opposite signs: “{all_opposite[0]}” (left out " in shown
-        assert "Agrees with deletion" in find(page, "#explain .lamps .bad").text
     else:
         assert "No word that matters has the opposite sign." in shown
+    state = "good" if all(verdicts) and not all_opposite else "bad"
+    assert "Agrees with deletion" in "".join(texts(page, f"#explain .lamps .{state}"))
 
 
 def test_gradients_of_a_reranker_and_a_classifier_are_of_the_explained_number(
@@ -103,11 +108,18 @@ def test_gradients_of_a_reranker_and_a_classifier_are_of_the_explained_number(
     second_opinion(page)
     open_details(page)
     target = {"type": "score", "versus": versus}
-    result = post(reranker_url, "attribute", text=query, text_pair=document, target=target)
+    body = {"text": query, "text_pair": document, "target": target}
+    words = [
+        word
+        for of, indices in (("text", (0,)), ("text_pair", (1, 2)))
+        for word in post(reranker_url, "attribute", **body, of=of)["words"]
+        if word["text"] in indices
+    ]
+    # The query is read with each of both documents.
     expected = [
         sum(
             word["score"]
-            for word in result["words"]
+            for word in words
             if word["text"] == index and text[word["start"] : word["end"]] == unit
         )
         for index, text in enumerate((query, document, versus))
