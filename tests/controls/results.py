@@ -437,8 +437,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "            if used + cost > available:\n                break\n",
-        "",
+        "            if cost > available:\n",
+        "            if False:\n",
         "tests/service/inference/model/test_deletions.py::"
         "test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice",
     ),
@@ -486,7 +486,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "remaining -= len(words) * (length + rest + 2) + length",
+        "remaining -= len(words) * (part.length + part.rest + 2) + part.length",
         "pass",
         "tests/service/inference/model/test_auto_deletions.py::"
         "test_what_passes_the_first_check_fits_into_the_tokens",
