@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
+from service.inference.call_options import Priority
 from service.inference.errors import InvalidInput
 from service.inference.explain.deletion import (
     Deletions,
@@ -65,6 +66,12 @@ class _Options(BaseModel):
         description="Maximum number of tokens of all texts that are scored for the explanations; "
         f"null: {MAX_TOKENS}, or with `auto` 16 times those of the explained texts, at least 4000 "
         f"and at most {MAX_TOKENS}",
+    )
+
+    priority: Priority = Field(
+        "bulk",
+        description="Priority of the texts that are scored for the explanations; in requests of "
+        "the priority bulk always bulk",
     )
 
     def option(self) -> Deletion:

@@ -83,7 +83,7 @@ def _requests() -> dict[str, dict[str, Body]]:
         }
         requests[f"{name}, default"] = {"plain": plain, "explained": {**plain, "explain": True}}
     plain = {"queries": _QUERY, "documents": [_PASSAGE.replace("mill", town) for town in _TOWNS]}
-    highlights = {"plain": plain, "explained": {**plain, "highlight": 2}}
+    highlights: dict[str, Body] = {"plain": plain, "explained": {**plain, "highlight": 2}}
     return requests | {"10 documents of 10 sentences, highlights": highlights}
 
 

@@ -437,8 +437,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "            if used + cost > available:\n                break\n",
-        "",
+        "            if cost > available:\n",
+        "            if False:\n",
         "tests/service/inference/model/test_deletions.py::"
         "test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice",
     ),
@@ -472,8 +472,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/explanations.py",
-        """        result = await score(model, *sides, limits, 0, None, bulk, further)""",
-        """        result = await score(model, *sides, limits, 0, None, options, further)""",
+        "result = await score(model, *sides, limits, 0, None, own_options, further)",
+        "result = await score(model, *sides, limits, 0, None, options, further)",
         "tests/service/inference/model/test_deletions.py::"
         "test_texts_and_variants_run_together_with_the_priority_of_bulk_requests",
     ),
@@ -486,7 +486,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "remaining -= len(words) * (length + rest + 2) + length",
+        "remaining -= len(words) * (part.length + part.rest + 2) + part.length",
         "pass",
         "tests/service/inference/model/test_auto_deletions.py::"
         "test_what_passes_the_first_check_fits_into_the_tokens",

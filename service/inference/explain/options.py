@@ -1,9 +1,10 @@
 """How to explain scores: by deletion of units, by the sentences that matter most, or by terms."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from service.inference.call_options import CallOptions, Priority
 from service.inference.errors import InvalidInput
 from service.inference.explain.shapley import min_samples
 from service.inference.tokenizing.chunking import is_integer
@@ -41,6 +42,8 @@ class Deletion:
         seed: Random seed of the subsets of units in these texts.
         pairs: Number of best units of each text of which each pair is left out, one of the query
             and one of the document, with `of="both"`; 0: none.
+        priority: Priority of the texts that are scored for the explanations. A call of the priority
+            "bulk" has no others.
         label: Label whose score is explained by `Model.classify`; None: the best of each input.
         max_tokens: Maximum number of tokens of all texts that are scored for the explanations of a
             call; None: `MAX_TOKENS`, or with `by="auto"` 16 times those of the explained texts, but
@@ -57,11 +60,13 @@ class Deletion:
     samples: int | None = None
     seed: int = 0
     pairs: int = 0
+    priority: Priority = "bulk"
     label: str | None = None
     max_tokens: int | None = None
 
     def __post_init__(self) -> None:
         _check_name("method", self.method, get_args(Method))
+        _check_name("priority", self.priority, get_args(Priority))
         if self.method == "shapley" and self.by == "auto":
             raise InvalidInput(
                 "Shapley values are of words or of sentences, not by auto", pointer="/explain/by"
@@ -106,6 +111,10 @@ class Deletion:
     def texts(self) -> Sequence[int]:
         """Indices, in a pair of query and document, of the texts whose units are left out."""
         return {"query": (0,), "document": (1,), "both": (0, 1)}[self.of]
+
+    def call_options(self, options: CallOptions) -> CallOptions:
+        """Return the options of a call with the priority of its explanations."""
+        return replace(options, priority=self.priority) if self.priority == "bulk" else options
 
     def samples_of(self, units: int) -> int:
         """Return the maximum number of texts for the Shapley values of a text with these units.

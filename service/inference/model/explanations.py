@@ -121,7 +121,7 @@ async def explain_scores(
 ) -> PairScores:
     """Return the scores of pairs, and how the units of their texts change them; see `score`.
 
-    All texts run with the priority of bulk requests.
+    All texts run with the priority of the explanations.
 
     Args:
         model: The model.
@@ -138,6 +138,7 @@ async def explain_scores(
     """
     own = queries if len(queries) > 1 else [*queries] * len(documents)
     pairs = list(zip(own, documents, strict=True))
+    own_options = deletion.call_options(options)
 
     async def run(
         inputs: Sequence[Input], further: FurtherInputs | None
@@ -145,8 +146,7 @@ async def explain_scores(
         sides = queries, documents
         if inputs is not pairs:
             sides = cast(tuple[Sequence[str], Sequence[str]], tuple(zip(*inputs, strict=True)))
-        bulk = replace(options, priority="bulk")
-        result = await score(model, *sides, limits, 0, None, bulk, further)
+        result = await score(model, *sides, limits, 0, None, own_options, further)
         return result, np.stack([result.scores, result.raw_scores], 1)[:, :, None]
 
     planner = DeletionPlanner(
@@ -185,12 +185,12 @@ async def explain_labels(
     if deletion.of != "document" or deletion.top_n is not None:
         name = "top_n" if deletion.top_n is not None else "of"
         raise InvalidInput(f"{name} is for scores of documents", pointer=f"/explain/{name}")
+    own_options = deletion.call_options(options)
 
     async def run(
         inputs: Sequence[Input], further: FurtherInputs | None
     ) -> tuple[Classification, Values]:
-        bulk = replace(options, priority="bulk")
-        result = await classify(model, inputs, NO_LIMITS, bulk, further)
+        result = await classify(model, inputs, NO_LIMITS, own_options, further)
         return result, np.stack([result.scores, result.logits], 1)
 
     planner = DeletionPlanner(model, inputs, deletion, NO_LIMITS, options, labels=labels)

@@ -140,6 +140,7 @@ def test_a_result_that_does_not_exist_leaves_its_numbers_open() -> None:
         ({"max_tokens": 20_001}, "/explain/max_tokens"),
         ({"pairs": 11, "of": "both"}, "/explain/pairs"),
         ({"pairs": 1}, "/explain/pairs"),
+        ({"priority": "high"}, "/explain/priority"),
         ({"pairs": 1, "of": "both", "method": "shapley"}, "/explain/pairs"),
         ({"max_tokens": 1.5}, "/explain/max_tokens"),
     ],

@@ -12,7 +12,7 @@ from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
 import vitrine
 from models.artifact import MANIFEST, Artifact
-from service.inference.call_options import CallOptions, Deadline, OnOverflow
+from service.inference.call_options import CallOptions, Deadline, OnOverflow, Priority
 from service.inference.explain.deletion import without
 from service.inference.model import scoring
 from service.inference.model.deletion_planner import DeletionPlanner
@@ -232,6 +232,33 @@ def test_texts_and_variants_run_together_with_the_priority_of_bulk_requests(
         ((options, further),) = ran
         assert (options.priority, options.on_overflow) == ("bulk", own)
         assert further.on_overflow == of_variants
+
+
+@pytest.mark.parametrize(
+    ("priority", "of_call", "expected"),
+    [
+        ("interactive", "interactive", "interactive"),
+        ("interactive", "bulk", "bulk"),
+        ("bulk", "interactive", "bulk"),
+    ],
+)
+def test_explanations_have_their_own_priority_within_that_of_the_call(
+    models: dict[str, vitrine.SyncModel],
+    monkeypatch: pytest.MonkeyPatch,
+    priority: Priority,
+    of_call: Priority,
+    expected: Priority,
+) -> None:
+    ran: list[CallOptions] = []
+
+    async def record(*arguments: object) -> vitrine.PairScores:
+        ran.append(cast(CallOptions, arguments[-2]))
+        return await scoring.score(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("service.inference.model.explanations.score", record)
+    deletion = vitrine.Deletion(by="words", priority=priority)
+    models["cosine"].score("a", "b c", explain=deletion, priority=of_call)
+    assert [options.priority for options in ran] == [expected]
 
 
 def test_errors_name_the_text_of_the_caller_or_none(
