@@ -55,11 +55,9 @@ function ranked(units) {
   return units.map((unit) => ({ ...unit, rank: order.indexOf(unit) + 1 }));
 }
 
-export const unitsOf = (texts) => texts.flatMap(({ name, units, words }) => [...units, ...words].map((unit) => ({ ...unit, name })));
-
 export function deletionCard(run, model) {
   const texts = explainedTexts(run, model);
-  const units = unitsOf(texts);
+  const units = texts.flatMap(({ name: text, units: own, words }) => [...own, ...words].map((unit) => ({ ...unit, name: text })));
   const scale = largest(units.map(({ score }) => score));
   const [, above, below] = texts;
   const name = below ? "difference" : nameOf(run);
@@ -111,10 +109,12 @@ function bestSentence(texts, name) {
   ].filter(Boolean).join(" ");
 }
 
-function cutSentence({ name, start, end, content }) {
-  const { length } = [...content];
-  return start > 0 || end < length
-    ? `The model reads characters ${start} to ${end} of the ${length} of ${inSentence(name)}; the rest has no effect.` : "";
+// Whether the model reads a part of the text alone, of which all variants are made.
+export const isCut = ({ start, end, content }) => start > 0 || end < [...content].length;
+
+function cutSentence(text) {
+  if (!isCut(text)) return "";
+  return `The model reads characters ${text.start} to ${text.end} of the ${[...text.content].length} of ${inSentence(text.name)}; the rest has no effect.`;
 }
 
 function nullSentence({ body: { documents = [] } }, texts) {
@@ -133,7 +133,8 @@ function checkSentence({ path, body }, texts) {
   const text = texts.find(({ units }) => units.some(isPlain));
   if (!text) return "";
   const unit = text.units.filter(isPlain).reduce((one, other) => (Math.abs(other.leftOut) > Math.abs(one.leftOut) ? other : one));
+  const part = isCut(text) ? "the part of the text that the model reads" : "the text";
   const raw = body.raw_scores ? " with raw_scores" : "";
-  return `To check a number, send the text without the word to /${path}${raw}: without ${quoted(unit)} in ${inSentence(text.name)} the result`
+  return `To check a number, send ${part} without the ${unit.isSentence ? "sentence" : "word"} to /${path}${raw}: without ${quoted(unit)} in ${inSentence(text.name)} the result`
     + ` is ${shown(text.whole - unit.leftOut)} in place of ${shown(text.whole)}, so its number is ${signed(unit.leftOut)}.`;
 }

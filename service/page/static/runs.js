@@ -147,9 +147,10 @@ function redrawSecond(name) {
   const section = sections[name];
   const place = part(name, "result").querySelector(".second");
   if (place) {
-    place.replaceChildren(...SECTIONS[name].drawSecond(section.runs, state.model));
     const { gradients, problem } = state.model;
-    place.ariaBusy = String(section.isRunning || section.isSecond || !(gradients || problem));
+    const isPending = section.isRunning || section.isSecond || !(gradients || problem);
+    place.replaceChildren(...SECTIONS[name].drawSecond(section.runs, state.model, isPending));
+    place.ariaBusy = String(isPending);
   }
   checkStale(name);
 }

@@ -81,7 +81,7 @@ export function secondChecks(runs, model) {
   return [["Agrees with deletion", passes, passes ? "the same signs and a similar order" : "see the second opinion: signs or order differ"]];
 }
 
-export function drawSecond(runs, model) {
+export function drawSecond(runs, model, isPending) {
   const deletion = find(runs, "deletion");
   if (!deletion) return [];
   if (model.problem) return [card("Second opinion", muted(`Gradients are not available: ${model.problem}.`))];
@@ -91,11 +91,10 @@ export function drawSecond(runs, model) {
   const compared = found.map((run) => [run, comparison(run, explainedTexts(deletion, model))]);
   const pair = find(runs, "pair");
   const [words, map] = pair ? pairCards(pair, nameOf(deletion)) : [];
-  const waiting = !found.length && !problems.length
-    ? [muted(model.gradients ? "Integrated gradients follow." : "The gradient process is starting.")] : [];
+  const state = !isPending ? "They were not computed." : model.gradients ? "They are being computed." : "The gradient process is starting.";
   return [
     card("Second opinion: integrated gradients",
-      ...waiting, ...(found.length ? opinion(compared) : []), ...problems),
+      ...(found.length ? opinion(compared) : []), ...problems, ...(found.length || problems.length ? [] : [muted(state)])),
     ...(pair ? [words, details("Every pair of words", map)] : []),
     ...(found.length ? alignmentTables(found[0]) : []),
     ...(found.length || pair ? [exactness(pair, found, nameOf(deletion))] : []),

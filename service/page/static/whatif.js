@@ -1,6 +1,6 @@
 // Counterfactuals: words struck out or edited, and the result of the served model before and after.
 
-import { explainedTexts, nameOf } from "./deletion.js";
+import { explainedTexts, isCut, nameOf } from "./deletion.js";
 import { byId, element, listed, muted, shown, signed } from "./dom.js";
 import { measure } from "./measure.js";
 import { Problem } from "./request.js";
@@ -109,8 +109,7 @@ function row({ name, before, after }) {
 
 // What deletion says about the struck words: exact for one of them, if the model reads the whole text.
 function predicted(sides) {
-  const gone = sides.flatMap(({ side, units, start, end, text }) => units.filter((_, index) => struckWords(side).has(index))
-    .map((unit) => ({ ...unit, isExact: start === 0 && end === [...text].length })));
+  const gone = sides.flatMap((side) => side.units.filter((_, index) => struckWords(side.side).has(index)).map((unit) => ({ ...unit, isExact: !isCut(side) })));
   if (!gone.length || gone.some(({ leftOut, isExact }) => leftOut === null || !isExact)) return [];
   const sum = gone.reduce((total, { leftOut }) => total + leftOut, 0);
   return [muted(gone.length === 1

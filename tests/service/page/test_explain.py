@@ -11,6 +11,7 @@ from selenium.webdriver.common.by import By
 from sentence_transformers import CrossEncoder
 
 from service.app import create_app
+from service.inference.explain.deletion import unit_spans, without
 from service.settings import Settings
 from tests.service.page.browsing import (
     CAT,
@@ -109,9 +110,9 @@ def test_words_have_the_differences_of_cross_encoder(
     browser: Browser, plain_url: str, cross_encoder: CrossEncoder
 ) -> None:
     page = opened(browser, plain_url, "reranker", a=QUERY, b=DOCUMENT)
-    without = [("w9", DOCUMENT), ("w7", DOCUMENT)]
-    without += [(QUERY, "w5 w33"), (QUERY, "w21 w33"), (QUERY, "w21 w5")]
-    whole, *others = cross_encoder.predict([(QUERY, DOCUMENT), *without], activation_fn=None)
+    pairs = [("w9", DOCUMENT), ("w7", DOCUMENT)]
+    pairs += [(QUERY, "w5 w33"), (QUERY, "w21 w33"), (QUERY, "w21 w5")]
+    whole, *others = cross_encoder.predict([(QUERY, DOCUMENT), *pairs], activation_fn=None)
     logits = [float(value) for value in (whole, *others)]
     inverse = [np.log(value / (1 - value)) for value in logits]  # predict applies the sigmoid
     expected = [inverse[0] - value for value in inverse[1:]]
@@ -149,13 +150,13 @@ def test_two_documents_are_explained_by_the_difference_of_their_scores(
         return float(first - second)
 
     whole = difference(QUERY, DOCUMENT, OTHER)
-    without = [("w9", DOCUMENT, OTHER), ("w7", DOCUMENT, OTHER)]
-    without += [(QUERY, rest, OTHER) for rest in ("w5 w33", "w21 w33", "w21 w5")]
-    without += [(QUERY, DOCUMENT, rest) for rest in ("w51", "w8")]
+    variants = [("w9", DOCUMENT, OTHER), ("w7", DOCUMENT, OTHER)]
+    variants += [(QUERY, rest, OTHER) for rest in ("w5 w33", "w21 w33", "w21 w5")]
+    variants += [(QUERY, DOCUMENT, rest) for rest in ("w51", "w8")]
     rows = cells(page, EFFECTS)
     words = [word for text in (QUERY, DOCUMENT, OTHER) for word in text.split()]
     assert [row[0] for row in rows] == words
-    expected = [whole - difference(*pair) for pair in without]
+    expected = [whole - difference(*variant) for variant in variants]
     assert [float(row[2]) for row in rows] == pytest.approx(expected, abs=2 * TOLERANCE)
     place = "above" if whole >= 0 else "below"
     assert f" ranks {place} " in find(page, ".reading").text
@@ -169,10 +170,10 @@ def test_number_can_be_checked_as_the_page_says(browser: Browser, plain_url: str
     assert f"without “{word}” in {name.replace('T', 't')} the result is " in sentence
     shown = sentence.split("the result is ")[1].split(" ")[0]
     body = {"cat": ("", FELINE)}.get(word, ("cat", FELINE.replace(f"{word} ", "").strip()))
-    (without,) = scored(plain_url, "embedding", *body)["scores"]
-    assert number(shown) == pytest.approx(without, abs=1e-4)
+    (rest,) = scored(plain_url, "embedding", *body)["scores"]
+    assert number(shown) == pytest.approx(rest, abs=1e-4)
     (whole,) = scored(plain_url, "embedding", "cat", FELINE)["scores"]
-    assert largest == pytest.approx(whole - without, abs=TOLERANCE)
+    assert largest == pytest.approx(whole - rest, abs=TOLERANCE)
 
 
 def test_sentence_names_the_words_with_the_largest_effects(
@@ -278,6 +279,23 @@ def test_offsets_count_code_points(browser: Browser, plain_url: str) -> None:
     page = opened(browser, plain_url, "embedding", a=text)
     words = [row[0] for row in cells(page, EFFECTS) if row[1] == "Text A"]
     assert words == ["\N{CAT FACE}", "A", "cat", "\N{GRINNING FACE}", "sat", "."]
+
+
+def test_words_are_struck_out_by_the_rule_of_the_service(browser: Browser, plain_url: str) -> None:
+    page = opened(browser, plain_url, "embedding")
+    contents = ["The cat sat.", " a  b ", "a\u2003b\n\nc", "w", "(a) b\x85"]
+    contents += ["\N{CAT FACE} x\ufeff y", "it's 3.14", "\x1fa b"]
+    variants = [
+        (text, {"start": start, "end": end}, without(text, (start, end)))
+        for text in contents
+        for start, end in unit_spans(text, "words")
+    ]
+    actual = page.execute_script(
+        "return import('./debug/assets/tokens.js').then(({without}) => "
+        "arguments[0].map(([text, unit]) => without(text, [unit])))",
+        variants,
+    )
+    assert actual == [expected for *_, expected in variants]
 
 
 @pytest.mark.parametrize("word", ["cat", "The", "mat", "."])

@@ -202,6 +202,17 @@ def test_first_answer_does_not_wait_for_gradients(page: Browser, hold: Path) -> 
     assert not find(page, "#explain > .problem").text
 
 
+def test_cancelled_second_opinion_leaves_the_first_answer(page: Browser, hold: Path) -> None:
+    second_opinion(page)
+    with held(hold):
+        type_text(page, "a", "A cat sat.")
+        run(page, "explain")
+        find(page, "#explain .cancel").click()
+        assert second_opinion(page).endswith("They were not computed.")
+    assert "cat" in scores(page, "Effects in text A")
+    assert not find(page, "#explain .cancel").is_displayed()
+
+
 def test_model_without_source_is_explained_without_gradients(
     browser: Browser, small_artifact: Artifact, hold: Path, tmp_path: Path
 ) -> None:
