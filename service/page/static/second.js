@@ -86,7 +86,7 @@ export function drawSecond(runs, model, isPending) {
   if (!deletion) return [];
   if (model.problem) return [card("Second opinion", muted(`Gradients are not available: ${model.problem}.`))];
   if (model.kind === "sparse") return [];
-  const problems = runs.filter(({ isSecond, problem }) => isSecond && problem).map(({ problem }) => muted(problem));
+  const problems = [...new Set(runs.flatMap(({ isSecond, problem }) => (isSecond && problem ? [problem] : [])))].map((problem) => muted(problem));
   const found = attributions(runs);
   const compared = found.map((run) => [run, comparison(run, explainedTexts(deletion, model))]);
   const pair = find(runs, "pair");

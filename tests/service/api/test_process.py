@@ -58,6 +58,22 @@ def test_startup_prints_urls_and_a_working_curl_command(small_artifact: Artifact
         assert not any("everybody has access" in line for line in lines)
 
 
+@pytest.mark.parametrize("is_enabled", [True, False])
+def test_startup_prints_the_url_of_the_page_if_it_is_enabled(
+    reranker: Artifact, is_enabled: bool
+) -> None:
+    settings = {
+        "VITRINE_MODEL__PATH": str(reranker.path),
+        "VITRINE_SERVER__PAGE": str(is_enabled),
+    }
+    with process(**settings) as started:
+        lines, _ = lines_until(started, "Try: curl ")
+        pages = re.findall(r"Page of explanations on (\S+)", "\n".join(lines))
+        assert len(pages) == is_enabled
+        for page in pages:
+            assert httpx2.get(page, timeout=PATIENCE_S).status_code == 200
+
+
 def test_loaded_objects_are_excluded_from_garbage_collection(small_artifact: Artifact) -> None:
     with process("-c", COUNTING, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         lines_until(started, "Serving")
