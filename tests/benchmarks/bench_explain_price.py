@@ -18,7 +18,7 @@ from models.export.exporter import export
 from models.export.sources import resolve
 from service.inference.explain.deletion import unit_spans, without
 from service.inference.explain.options import UnitKind
-from tests.benchmarks.bench_rerank import save_model
+from tests.benchmarks.bench_rerank import RERANK, save_model
 from tests.benchmarks.comparison import Comparison, Figures, parser, report
 from tests.benchmarks.servers import Server, vitrine
 from tests.benchmarks.workloads import WORKLOADS
@@ -43,13 +43,11 @@ def main() -> None:
     price, beside = Comparison("plain"), Comparison("alone")
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         export(resolve(str(save_model(Path(temporary)))), Path(temporary) / "artifact")
-        models = {"embedder": [], "reranker": [f"--model.path={temporary}/artifact"]}
+        reranker = vitrine(f"--model.path={temporary}/artifact", api=RERANK)
+        kinds = {"embedder": vitrine(), "reranker": reranker}
         if ENGINES["openvino"].unusable("bfloat16") is None:
-            models["embedder, bfloat16"] = ["--engine.precision=bfloat16"]
-        servers = {
-            name: stack.enter_context(Server(vitrine(*arguments)))
-            for name, arguments in models.items()
-        }
+            kinds["embedder, bfloat16"] = vitrine("--engine.precision=bfloat16")
+        servers = {name: stack.enter_context(Server(kind)) for name, kind in kinds.items()}
         for model, server in servers.items():
             for name, bodies in _requests().items():
                 contenders = {

@@ -30,7 +30,7 @@ from tests.benchmarks.workloads import random_text
 
 _OURS = "Vitrine"
 _CLIENTS, _DOCUMENTS, _REQUESTS = 4, 100, 8
-_API = Api("/rerank", "documents", {"query": "ready?"})
+RERANK = Api("/rerank", "documents", {"query": "ready?"})
 # Of the query, and of a document in words of one to two tokens each.
 _QUERY_WORDS, _DOCUMENT_WORDS = (4, 12), (16, 160)
 
@@ -72,12 +72,12 @@ def save_model(folder: Path) -> Path:
 def _kinds(environments: Path, model: Path, artifact: Path) -> dict[str, Kind]:
     """Return the servers of the comparison, by name."""
     ours = partial(
-        vitrine, f"--model.path={artifact}", environment=environments / "vitrine", api=_API
+        vitrine, f"--model.path={artifact}", environment=environments / "vitrine", api=RERANK
     )
     kinds = {_OURS: ours()}
     if ENGINES["openvino"].unusable("bfloat16") is None:
         kinds[f"{_OURS}, bfloat16"] = ours("--engine.precision=bfloat16")
-    return kinds | {"infinity, torch": infinity(environments, model, _API)}
+    return kinds | {"infinity, torch": infinity(environments, model, RERANK)}
 
 
 def main() -> None:

@@ -285,9 +285,9 @@ class StreamPool:
     async def _work(self, stream: _Stream) -> None:
         """Run batches until there is none or a run fails. Without a batch, wait for `wake`."""
         with self._lock:
-            self._take(stream)
-            # Under the lock: another stream can take the items for which this one waits.
-            now = self.clock.now()
+            # At the same time and under the lock: later, a stream that found only items to wait for
+            # would not wait for them, but for `wake`, which may never come.
+            now = self._take(stream)
             retry_s = min((own.runner.retry_s(now) for own in self._members), default=inf)
         if stream.run is None:
             if stream.is_spare:
@@ -314,8 +314,11 @@ class StreamPool:
                 raise
             stream.run.member.runner.stop(error)
 
-    def _take(self, stream: _Stream) -> None:
-        """Release the batch of a stream, and take the next one, if any. The lock is held."""
+    def _take(self, stream: _Stream) -> float:
+        """Release the batch of a stream, and take the next one, if any; return the time.
+
+        The lock is held.
+        """
         now = self.clock.now()
         if (ended := stream.run) is not None:
             member = ended.member
@@ -325,6 +328,7 @@ class StreamPool:
         # Set once: the event loop reads it without the lock, and takes None for the end of the
         # thread's work.
         stream.run = self._next(stream, now)
+        return now
 
     def _next(self, stream: _Stream, now: float) -> _Run | None:
         """Start the next batch of a stream, if any. The lock is held."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from service.inference.batching.batch_former import Batch
 from service.inference.batching.batcher import Batcher, Outcome, Stopped
 from service.inference.batching.runs import ItemFailed
-from service.inference.batching.streams import StreamPool
+from service.inference.batching.streams import Clock, StreamPool
 from tests.batchers import POISON, ManualClock, Recorder, batcher_of, held, settled
 from tests.eventually import HANG_S, eventually, eventually_async
 
@@ -598,3 +598,34 @@ async def test_idle_stream_takes_the_withheld_bulk_items_when_their_time_has_com
         assert recorder.batches[-1] == [9]
         await clock.advance(0.002)
         assert (await bulk).results == [64]
+
+
+class PassingClock(Clock):
+    """A clock on which some time passes between any two looks at it. Short waits are over."""
+
+    def __init__(self, step_s: float) -> None:
+        self._now = 0.0
+        self._step_s = step_s
+
+    def now(self) -> float:
+        self._now += self._step_s
+        return self._now
+
+    async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
+        await asyncio.wait([future], timeout=0 if timeout_s < 1 else None)
+
+
+@pytest.mark.parametrize("step_ms", range(1, 11))
+async def test_bulk_items_run_if_their_wait_ends_while_a_stream_looks_at_the_queue(
+    step_ms: int,
+) -> None:
+    run = Recorder()
+    batcher = batcher_of(run, pool=StreamPool(1, PassingClock(step_ms / 1000)))
+    async with started(batcher):
+        first = await held(run, batcher)
+        bulk = asyncio.ensure_future(batcher.submit([6], priority="bulk"))
+        await settled()
+        run.gate.set()
+        await first
+        await asyncio.wait_for(bulk, HANG_S)
+    assert run.batches == [[1], [6]]
