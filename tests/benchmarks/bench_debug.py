@@ -35,7 +35,7 @@ def _alone(server: Server, workload: Workload, seconds: int) -> Figures:
 
 def _beside(server: Server, workload: Workload, seconds: int) -> Figures:
     """Load the server beside a client with one job after the other."""
-    with server.busy_client(_JOB, "/debug/attribute") as count:
+    with server.busy_client(_JOB, "/debug/attribute", seconds) as count:
         figures = _alone(server, workload, seconds)
     return {**figures, "gradient jobs": count()}
 

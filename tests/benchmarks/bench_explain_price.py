@@ -104,7 +104,7 @@ def _alone(server: Server, seconds: int) -> Figures:
 
 def _beside(server: Server, seconds: int) -> Figures:
     body = {"queries": _QUERY, "documents": _PASSAGE, "explain": {"by": "sentences"}}
-    with server.busy_client(body, "/score") as count:
+    with server.busy_client(body, "/score", seconds) as count:
         figures = _alone(server, seconds)
     return {**figures, "explanations": count()}
 

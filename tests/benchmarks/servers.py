@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -287,17 +287,19 @@ class Server(Client):
             self._suspend()
 
     @contextmanager
-    def busy_client(self, body: Mapping[str, object], path: str) -> Iterator[Callable[[], int]]:
-        """Let a client send one request after the other; yield a count of its responses.
+    def busy_client(
+        self, body: Mapping[str, object], path: str, seconds: int
+    ) -> Iterator[Callable[[], int]]:
+        """Let a client send one request after the other for some seconds; yield their count.
 
         Raises:
             BenchmarkError: it had no response when the block ended.
         """
-        end, count = Event(), 0
+        end, count = time.perf_counter() + seconds, 0
 
         def send() -> None:
             nonlocal count
-            while not end.is_set():
+            while time.perf_counter() < end:
                 self.post(body, path)
                 count += 1
 
@@ -307,7 +309,6 @@ class Server(Client):
             try:
                 yield lambda: count
             finally:
-                end.set()
                 client.join()
         if not count:
             raise BenchmarkError(f"{path} answered nothing beside the load")
