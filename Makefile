@@ -14,7 +14,7 @@
 # make bench-debug    benchmark: latency of /encode during a gradient job
 # make bench-long     benchmark: long rows, long texts and large models (10 minutes; needs wrk)
 # make bench-explain  benchmark: methods that explain a result, on texts whose deciding words are known (30 minutes)
-# make bench-explain-price  benchmark: time of explanations, and of other requests beside them (5 minutes; needs wrk)
+# make bench-explain-price  benchmark: time of explanations, and of other requests beside them (8 minutes; needs wrk)
 # make bench-faults   benchmark: latency of /encode during faults and hostile requests
 # make controls   remove each guard once, and check that the guard's test fails (half an hour)
 # make fuzz     20,000 mutated request bodies for /encode
