@@ -24,6 +24,8 @@ _MAX_ROWS = 4096
 _MAX_CHARS = 8 * 2**20
 # How often a text that is divided into chunks counts towards that; see `ChunkedTexts.parts`.
 _CHUNK_PASSES = 4
+# Number of characters of the texts that are scored for highlights, per character of a text.
+_HIGHLIGHT_PASSES = 8
 # Approximate size of a Python text and of its tokens, in bytes per character.
 _CHAR_BYTES = 8
 # Share of the memory for results of recent blocks.
@@ -108,7 +110,8 @@ class Pipeline:
         self._kind = kind
         self._copied = copied
         has_chunks = kind == "chunks" or options.chunking is not None
-        self._max_chars = _MAX_CHARS // (_CHUNK_PASSES if has_chunks else 1)
+        self._passes = _HIGHLIGHT_PASSES if options.highlight is not None else 1
+        self._max_chars = _MAX_CHARS // (_CHUNK_PASSES if has_chunks else self._passes)
         self.schema = pa.schema([pa.field(ROW, pa.int64()), *copied, *encoder.schema])
         self._in_flight: deque[_Pending] = deque()
         self._rows_in_flight = self._chars_in_flight = self._bytes_in_flight = 0
@@ -171,7 +174,8 @@ class Pipeline:
             pending.origins.append(origin)
         pending.chars = sum(map(item_chars, pending.items))
         results = self._encoder.result_bytes(pending.items)
-        pending.size = _CHAR_BYTES * pending.chars + results + sum(a.nbytes for a in copied)
+        chars = self._passes * pending.chars
+        pending.size = _CHAR_BYTES * chars + results + sum(a.nbytes for a in copied)
         return pending
 
     def _start(self, pending: _Pending) -> None:

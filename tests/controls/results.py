@@ -472,8 +472,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "result = await score(model, *sides, limits, 0, None, own_options, further)",
-        "result = await score(model, *sides, limits, 0, None, options, further)",
+        "limits, deletion.call_options(options)),",
+        "limits, options),",
         "tests/service/inference/model/test_deletions.py::"
         "test_texts_and_variants_run_together_with_the_priority_of_bulk_requests",
     ),

@@ -32,6 +32,7 @@ that of the empty text.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 
@@ -182,15 +183,8 @@ class ShapleyValues:
 
 def highlights_of(found: Deletions, count: int) -> Deletions:
     """Return an explanation with the best units of each text alone, best first."""
-    orders = [
-        sorted(range(len(text.units)), key=lambda index: text.units[index].rank)[:count]
-        for text in found.raw_texts
-    ]
     texts, raw_texts = (
-        [
-            replace(text, units=[text.units[index] for index in order])
-            for text, order in zip(own, orders, strict=True)
-        ]
+        [replace(text, units=sorted(text.units, key=attrgetter("rank"))[:count]) for text in own]
         for own in (found.texts, found.raw_texts)
     )
     return replace(found, texts=texts, raw_texts=raw_texts)

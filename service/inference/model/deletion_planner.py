@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import cast
@@ -41,9 +41,6 @@ Values = NDArray[np.float64]
 _CHARS_PER_TOKEN = 16
 # With `by="auto"`: maximum number of sentences whose words are left out.
 _BEST_SENTENCES = 2
-# With `by="auto"` and no other limit: number of tokens per token of the explained texts, which
-# suffices for each of 12 sentences alone and left out; and the least, for all words of a sentence.
-_AUTO_TOKENS, _LEAST_AUTO_TOKENS = 16, 4000
 
 
 @dataclass
@@ -117,6 +114,8 @@ class DeletionPlanner:
         limits: Maximum number of tokens of both texts of a pair.
         options: Options of the call.
         labels: Labels of a classifier; empty for scores of pairs.
+        aim: Number of tokens per token of the inputs, and the least number, at which numbers that
+            are not necessary end; None: at the limit.
         known: Values of the inputs that are known, which the explanations have too.
         tokens: Number of tokens of all rows that have run.
     """
@@ -127,6 +126,7 @@ class DeletionPlanner:
     limits: PairLimits
     options: CallOptions
     labels: Sequence[str] = ()
+    aim: tuple[int, int] | None = None
     known: Mapping[Input, Values] = field(default_factory=dict)
     tokens: int = 0
     _max_tokens: int = MAX_TOKENS
@@ -141,6 +141,11 @@ class DeletionPlanner:
     @cached_property
     def _texts(self) -> VariantTexts:
         return VariantTexts(self.model, self.limits, self.options)
+
+    @property
+    def second_options(self) -> CallOptions:
+        """Options of the run of the second variants."""
+        return replace(self.options, on_overflow=self._texts.overflow)
 
     def further(self, choose: Callable[[Sequence[bool]], Sequence[Input]]) -> FurtherInputs:
         """Return inputs that run together with others, within the limit of tokens."""
@@ -280,13 +285,16 @@ class DeletionPlanner:
         """Return each unit alone and, if the tokens suffice, the texts without each unit."""
         for part in self._parts:
             part.length, part.rest = (self._length(part, own) for own in (part.content, ""))
-        # Estimates are a bit low, because a variant can split otherwise. The inputs run too, and of
-        # texts that are encoded separately, the other text again with the second variants.
+        # Estimates are a bit low, because a variant can split otherwise. The inputs run too.
+        limit = int(0.95 * self._max_tokens)
         base = self._texts.tokens([*self.inputs, *(part.whole for part in self._parts)])
-        if self.deletion.max_tokens is None and self.deletion.is_auto:
-            self._max_tokens = min(MAX_TOKENS, max(_LEAST_AUTO_TOKENS, _AUTO_TOKENS * base))
-        passes = 1 if self._texts.are_read_together else 2
-        available = self._keep(int(0.95 * self._max_tokens) - passes * base)
+        available = self._keep(limit - base)
+        if self.aim is not None:
+            per_token, least = self.aim
+            available = max(0, min(available, max(least, per_token * base) - (limit - available)))
+        if not self._texts.are_read_together:  # the other text runs again with second variants
+            again = self._texts.tokens([part.whole for part in self._parts])
+            available -= min(available, again)
         cost = sum(map(self._cost_of_pairs, self._of))
         if cost <= available:
             self._pair_tokens = cost
@@ -318,17 +326,17 @@ class DeletionPlanner:
         return max(tokens, len(variant) // _CHARS_PER_TOKEN)
 
     def _keep(self, available: int) -> int:
-        """Keep the parts of the first inputs, as far as the tokens suffice for their units alone.
+        """Keep the parts of inputs for whose units alone the tokens suffice, the first ones first.
 
         Returns the number of tokens that remain.
         """
-        for kept, own in enumerate(self._of):
+        for index, own in enumerate(self._of):
             cost = sum(part.length + len(part.units) * (part.rest + 1) for part in own)
             if cost > available:
-                self._check(kept > 0)
-                self._of[kept:] = [[] for _ in self._of[kept:]]
-                break
-            available -= cost
+                self._of[index] = []
+            else:
+                available -= cost
+        self._check(any(self._of))
         return available
 
     def _cost_of_pairs(self, parts: Sequence[Part]) -> int:
@@ -451,7 +459,7 @@ class DeletionPlanner:
 
     def _check(self, fits: bool) -> None:
         if not fits:
-            coarser = "" if self.deletion.is_auto else ', or by "auto"'
+            coarser = "" if self.deletion.units == "sentences" else ', or by "sentences"'
             raise InvalidInput(
                 f"leaving out the units of the texts takes more than {self._max_tokens} "
                 f"tokens; explain fewer or shorter texts{coarser}",

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import TypeVar, cast
 
 import numpy as np
@@ -29,12 +28,14 @@ from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 
 Result = TypeVar("Result", PairScores, Classification)
 # Scores inputs, and further ones together with them; returns the values of all, `(N, 2, C)`, too.
-Run = Callable[[Sequence[Input], FurtherInputs | None], Awaitable[tuple[Result, Values]]]
+Run = Callable[[Sequence[Input], FurtherInputs, CallOptions], Awaitable[tuple[Result, Values]]]
 
 # Approximate number of tokens per token of a text that the text and its units alone take.
 _ALONE_TOKENS = 4
-# The same of highlights, and the least for a document: four of ten sentences are left out too.
-_HIGHLIGHT_TOKENS, _LEAST_HIGHLIGHT_TOKENS = 8, 1000
+# Numbers of tokens that explanations without `max_tokens` aim at, see `DeletionPlanner.aim`: with
+# "auto" for each of 12 sentences alone and left out, or all words of a sentence; and of highlights
+# for each sentence alone, and the best four of ten left out.
+_AUTO, _HIGHLIGHTS = (16, 4000), (8, 1000)
 
 
 async def explain_best(
@@ -42,7 +43,7 @@ async def explain_best(
     queries: Sequence[str],
     documents: Sequence[str],
     result: PairScores,
-    count: int | None,
+    best: Sequence[int],
     how: Deletion | Highlights,
     limits: PairLimits,
     options: CallOptions,
@@ -54,7 +55,7 @@ async def explain_best(
         queries: See `explain_scores`.
         documents: See `explain_scores`.
         result: Scores of the pairs.
-        count: Maximum number of best pairs to explain; None: all.
+        best: Indices of the pairs to explain, the most important first.
         how: Options of the explanations.
         limits: See `explain_scores`.
         options: See `explain_scores`.
@@ -62,52 +63,48 @@ async def explain_best(
     Raises:
         VitrineError: Any error of `explain_scores`; with `Highlights` not that of too many tokens.
     """
-    best = result.ranking(count)
-    if isinstance(how, Highlights):
-        best = _fitting(best, result.tokens, MAX_TOKENS)
-        tokens = sum(
-            max(_LEAST_HIGHLIGHT_TOKENS, _HIGHLIGHT_TOKENS * result.tokens[at]) for at in best
-        )
-        deletion = Deletion(by="sentences", max_tokens=max(1, min(tokens, MAX_TOKENS)))
-    else:
-        deletion = how
-        if how.is_auto:
-            best = _fitting(best, result.tokens, how.max_tokens or MAX_TOKENS) or best[:1]
-    own = [documents[index] for index in best]
-    their = queries if len(queries) == 1 else [queries[index] for index in best]
-    if not best:
-        return result
+    is_highlighting = isinstance(how, Highlights)
+    deletion = Deletion(by="sentences") if isinstance(how, Highlights) else how
+    kept = best
+    if deletion.method == "deletion":
+        costs = [_ALONE_TOKENS * tokens for tokens in result.tokens]
+        kept = _fitting(best, costs, deletion.max_tokens or MAX_TOKENS)
+    if not kept:
+        if is_highlighting:
+            return result
+        kept = best[:1]  # the explanation refuses it, or it has fewer tokens than expected
+    own = [documents[index] for index in kept]
+    their = queries if len(queries) == 1 else [queries[index] for index in kept]
+    aim = _HIGHLIGHTS if is_highlighting else None
     try:
         with of_variants():
             explained = await explain_scores(
-                *(model, their, own, deletion, limits, options), known=result.of(best)
+                *(model, their, own, deletion, limits, options), known=result.of(kept), aim=aim
             )
     except InvalidInput as error:
-        if error.code == "too_many_tokens" and isinstance(how, Highlights):
+        if error.code == "too_many_tokens" and is_highlighting:
             return result
         raise
-    deletions = {best[at]: found for at, found in explained.deletions.items()}
+    deletions = {kept[at]: found for at, found in explained.deletions.items()}
     if isinstance(how, Highlights):
         deletions = {at: highlights_of(found, how.count) for at, found in deletions.items()}
     return replace(
         result,
         deletions=deletions,
-        shapley_values={best[at]: found for at, found in explained.shapley_values.items()},
+        shapley_values={kept[at]: found for at, found in explained.shapley_values.items()},
         explanation_tokens=explained.explanation_tokens,
         seconds=result.seconds + explained.seconds,
     )
 
 
-def _fitting(best: Sequence[int], tokens: Sequence[int], limit: int) -> list[int]:
-    """Return the first indices whose texts, with their units alone, likely have few enough tokens.
-
-    Args:
-        best: Indices of pairs.
-        tokens: Number of tokens of each pair.
-        limit: Maximum number of tokens.
-    """
-    needed = accumulate(_ALONE_TOKENS * tokens[index] for index in best)
-    return [index for index, sum_ in zip(best, needed, strict=True) if sum_ <= limit]
+def _fitting(indices: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
+    """Return the indices whose costs fit into a limit, the first before others."""
+    kept: list[int] = []
+    for index in indices:
+        if costs[index] <= limit:
+            kept.append(index)
+            limit -= costs[index]
+    return kept
 
 
 async def explain_scores(
@@ -118,6 +115,7 @@ async def explain_scores(
     limits: PairLimits,
     options: CallOptions,
     known: PairScores | None = None,
+    aim: tuple[int, int] | None = None,
 ) -> PairScores:
     """Return the scores of pairs, and how the units of their texts change them; see `score`.
 
@@ -131,6 +129,7 @@ async def explain_scores(
         limits: Maximum number of tokens of each query and of each document.
         options: Options of the call.
         known: Scores of these pairs, if they are known.
+        aim: See `DeletionPlanner`; None: that of the options.
 
     Raises:
         InvalidInput: The texts have more than `deletion.max_tokens`.
@@ -138,19 +137,20 @@ async def explain_scores(
     """
     own = queries if len(queries) > 1 else [*queries] * len(documents)
     pairs = list(zip(own, documents, strict=True))
-    own_options = deletion.call_options(options)
 
     async def run(
-        inputs: Sequence[Input], further: FurtherInputs | None
+        inputs: Sequence[Input], further: FurtherInputs, options: CallOptions
     ) -> tuple[PairScores, Values]:
         sides = queries, documents
         if inputs is not pairs:
             sides = cast(tuple[Sequence[str], Sequence[str]], tuple(zip(*inputs, strict=True)))
-        result = await score(model, *sides, limits, 0, None, own_options, further)
+        result = await score(model, *sides, limits, 0, None, options, further)
         return result, np.stack([result.scores, result.raw_scores], 1)[:, :, None]
 
     planner = DeletionPlanner(
-        model, pairs, deletion, limits, options, known=_values_of(pairs, known)
+        *(model, pairs, deletion, limits, deletion.call_options(options)),
+        aim=aim or _aim_of(deletion),
+        known=_values_of(pairs, known),
     )
     result, deletions, values = await _explained(run, planner)
     count = len(pairs)
@@ -185,15 +185,39 @@ async def explain_labels(
     if deletion.of != "document" or deletion.top_n is not None:
         name = "top_n" if deletion.top_n is not None else "of"
         raise InvalidInput(f"{name} is for scores of documents", pointer=f"/explain/{name}")
-    own_options = deletion.call_options(options)
+    limit = deletion.max_tokens or MAX_TOKENS
+    if are_few(inputs, deletion):
+        return await _explain_labels(model, inputs, deletion, options)
+    result = await classify(model, inputs, NO_LIMITS, options)
+    costs = [_ALONE_TOKENS * len(row.ids) for row in result.rows]
+    kept = _fitting(range(len(inputs)), costs, limit) or [0]
+    with of_variants():
+        explained = await _explain_labels(
+            model, [inputs[index] for index in kept], deletion, options
+        )
+    return replace(
+        result,
+        deletions={kept[at]: found for at, found in explained.deletions.items()},
+        shapley_values={kept[at]: found for at, found in explained.shapley_values.items()},
+        explanation_tokens=explained.explanation_tokens,
+        seconds=result.seconds + explained.seconds,
+    )
 
+
+async def _explain_labels(
+    model: LoadedModel, inputs: Sequence[Input], deletion: Deletion, options: CallOptions
+) -> Classification:
     async def run(
-        inputs: Sequence[Input], further: FurtherInputs | None
+        inputs: Sequence[Input], further: FurtherInputs, options: CallOptions
     ) -> tuple[Classification, Values]:
-        result = await classify(model, inputs, NO_LIMITS, own_options, further)
+        result = await classify(model, inputs, NO_LIMITS, options, further)
         return result, np.stack([result.scores, result.logits], 1)
 
-    planner = DeletionPlanner(model, inputs, deletion, NO_LIMITS, options, labels=labels)
+    planner = DeletionPlanner(
+        *(model, inputs, deletion, NO_LIMITS, deletion.call_options(options)),
+        labels=model.artifact.manifest.labels,
+        aim=_aim_of(deletion),
+    )
     result, deletions, values = await _explained(run, planner)
     count = len(inputs)
     return replace(
@@ -207,12 +231,24 @@ async def explain_labels(
     )
 
 
+def _aim_of(deletion: Deletion) -> tuple[int, int] | None:
+    return _AUTO if deletion.is_auto and deletion.max_tokens is None else None
+
+
+def are_few(inputs: Sequence[Input], deletion: Deletion) -> bool:
+    """Return whether inputs and variants can run together: one input, or surely few tokens."""
+    chars = sum(len(own) if isinstance(own, str) else sum(map(len, own)) for own in inputs)
+    # A token has at least a character.
+    return len(inputs) == 1 or _ALONE_TOKENS * chars <= (deletion.max_tokens or MAX_TOKENS)
+
+
 async def _explained(
     run: Run[Result], planner: DeletionPlanner
 ) -> tuple[Result, dict[int, Deletions], dict[int, ShapleyValues]]:
     """Run inputs with their variants, and return the results of all and the explanations."""
     try:
-        result, values = await run(planner.inputs, planner.further(planner.first))
+        first = planner.further(planner.first)
+        result, values = await run(planner.inputs, first, planner.options)
     except InvalidInput as error:
         if error.code == "too_many_tokens":  # of results per token, all texts together
             name_explanation(error)
@@ -221,7 +257,8 @@ async def _explained(
     more = await asyncio.to_thread(planner.second)
     if more:
         with of_variants():
-            second, values = await run(more, planner.further(lambda _: ()))
+            further = planner.further(lambda _: ())
+            second, values = await run(more, further, planner.second_options)
         planner.add(values, more)
         result = replace(result, seconds=result.seconds + second.seconds)
     deletions = await asyncio.to_thread(planner.deletions)

@@ -29,7 +29,12 @@ from service.inference.model.arguments import (
 )
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.classification import Classification
-from service.inference.model.explanations import explain_best, explain_labels, explain_scores
+from service.inference.model.explanations import (
+    are_few,
+    explain_best,
+    explain_labels,
+    explain_scores,
+)
 from service.inference.model.pair_scores import PairScores
 from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
@@ -482,7 +487,8 @@ class Model(LoadedModel):
             result = await scoring.rerank(self, query, documents, limits, terms, chunking, call)
         if chosen is None or isinstance(chosen, Terms):
             return result
-        return await explain_best(self, [query], documents, result, count, chosen, limits, call)
+        best = result.ranking(count)
+        return await explain_best(self, [query], documents, result, best, chosen, limits, call)
 
     async def score(
         self,
@@ -536,12 +542,15 @@ class Model(LoadedModel):
         top_n = chosen.top_n if isinstance(chosen, Deletion | Terms) else None
         terms = (top_n or len(documents)) if isinstance(chosen, Terms) else 0
         with scoring.locating(len(queries), *paths):
-            if isinstance(chosen, Deletion) and top_n is None:
+            pairs = list(zip(scoring.repeated(queries, len(documents)), documents, strict=True))
+            if isinstance(chosen, Deletion) and top_n is None and are_few(pairs, chosen):
                 return await explain_scores(self, queries, documents, chosen, NO_LIMITS, call)
             result = await scoring.score(self, queries, documents, NO_LIMITS, terms, chunking, call)
         if chosen is None or isinstance(chosen, Terms):
             return result
-        return await explain_best(self, queries, documents, result, top_n, chosen, NO_LIMITS, call)
+        is_ordered = isinstance(chosen, Deletion) and top_n is None
+        best = range(len(documents)) if is_ordered else result.ranking(top_n)
+        return await explain_best(self, queries, documents, result, best, chosen, NO_LIMITS, call)
 
     async def tokenize(
         self,
@@ -594,9 +603,10 @@ def _explanation_of_scores(
     if chunking is not None:
         _check_chunking(chunking)
         if chosen is not None:
+            name = "highlight" if isinstance(chosen, Highlights) else "explain"
             raise InvalidInput(
-                "explain does not apply to chunks; score the text of the best chunk to explain it",
-                pointer="/explain",
+                f"{name} does not apply to chunks; score the text of the best chunk instead",
+                pointer=f"/{name}",
             )
     if isinstance(chosen, Deletion) and chosen.label is not None:
         raise InvalidInput("label is for classify; scores have none", pointer="/explain/label")

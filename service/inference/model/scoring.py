@@ -193,7 +193,7 @@ async def _score_pairs(
     """Return the scores of a reranker."""
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
-    pairs = list(zip(_repeated(queries, len(documents)), documents, strict=True))
+    pairs = list(zip(repeated(queries, len(documents)), documents, strict=True))
     try:
         result = await classify(model, pairs, limits, options, further)
     except VitrineError as error:
@@ -270,7 +270,8 @@ def _check_labels(model: LoadedModel) -> None:
         )
 
 
-def _repeated(items: Sequence[Item], count: int) -> Sequence[Item]:
+def repeated(items: Sequence[Item], count: int) -> Sequence[Item]:
+    """Return one item as often as needed, or several items as they are."""
     return list(items) * count if len(items) == 1 else items
 
 

@@ -17,7 +17,7 @@ export function drawExplanation(runs, inputs, model) {
 
 // Where the document ranks, if there are two.
 const placeOf = ({ result: { scores: [score, other] } }, name = "The document", below = "the other document") =>
-  (other === undefined ? "" : `${name} ranks ${score >= other ? "above" : "below"} ${below}, whose score is ${shown(other)}.`);
+  (other === undefined ? "" : `${name} ranks ${score === other ? "beside" : score > other ? "above" : "below"} ${below}, whose score is ${shown(other)}.`);
 
 const READINGS = {
   embedding: (run, reference) => similarityReading(run.result.scores[0], nameOf(run),

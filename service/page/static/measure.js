@@ -18,7 +18,7 @@ async function labels(before, after, post) {
   ];
 }
 
-const place = ([score, other]) => (score >= other ? "1st of 2" : "2nd of 2");
+const place = ([score, other]) => (score === other ? "1st, with the other" : score > other ? "1st of 2" : "2nd of 2");
 
 async function scores(before, after, model, name, post) {
   const [first, second] = await Promise.all([before, after].map(async ({ a, b, c }) =>

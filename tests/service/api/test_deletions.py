@@ -251,7 +251,7 @@ def test_highlights_are_the_best_sentences_of_each_result(
         ({"highlight": 11}, "/highlight", "less than or equal to 10"),
         ({"highlight": True}, "/highlight", "integer"),
         ({"highlight": 2, "explain": True}, "/highlight", "excludes explain"),
-        ({"highlight": 2, "chunking": {}}, "/explain", "does not apply to chunks"),
+        ({"highlight": 2, "chunking": {}}, "/highlight", "does not apply to chunks"),
         ({"explain": {"method": "terms", "by": "words"}}, "/explain", "unknown field"),
     ],
 )

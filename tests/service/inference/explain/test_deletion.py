@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.inference.errors import InvalidInput
-from service.inference.explain.deletion import effects_of, unit_spans, with_units, without
+from service.inference.explain.deletion import (
+    Deletions,
+    TextEffects,
+    effects_of,
+    highlights_of,
+    unit_spans,
+    with_units,
+    without,
+)
 from service.inference.explain.options import Deletion
 
 TEXTS = st.text("ab'.,!? \n\t猫眠é😀", max_size=40)
@@ -149,3 +157,16 @@ def test_invalid_options_are_named(options: dict[str, object], pointer: str) -> 
     with pytest.raises(InvalidInput) as raised:
         Deletion(**options)  # type: ignore[arg-type]
     assert raised.value.pointer == pointer
+
+
+def test_highlights_of_scores_and_of_logits_are_those_with_their_own_first_places() -> None:
+    # A sigmoid takes nearly all from the units without which the logit is still high.
+    spans = [(0, 1), (1, 2), (2, 3)]
+    logits = effects_of(0, spans, 8.0, -8.0, [7.0, 1.0, 2.0], [0.0, -4.0, -4.5])
+    scores = effects_of(0, spans, 1.0, 0.0, [0.999, 0.73, 0.88], [0.5, 0.02, 0.01])
+    texts = [TextEffects(1, (0, 3), 0.0, 0.0, "sentences", units) for units in (scores, logits)]
+    found = highlights_of(Deletions(texts[:1], texts[1:]), 2)
+    for (text,) in (found.texts, found.raw_texts):
+        assert [unit.rank for unit in text.units] == [1, 2]
+    assert [unit.start for unit in found.texts[0].units] == [0, 1]
+    assert [unit.start for unit in found.raw_texts[0].units] == [1, 2]

@@ -188,9 +188,11 @@ def test_what_passes_the_first_check_fits_into_the_tokens(
         try:
             result = models[kind].score(queries, documents, explain=deletion)
         except vitrine.InvalidInput:
-            assert not runs
+            assert len(runs) <= 1
         else:
-            assert sum(runs) == result.explanation_tokens <= max_tokens
+            # Several documents with many tokens are scored first.
+            assert result.explanation_tokens in (sum(runs), sum(runs[1:]))
+            assert result.explanation_tokens <= max_tokens
 
 
 def test_long_texts_of_which_the_model_reads_a_part_are_explained(

@@ -350,7 +350,7 @@ def test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice(
     result = models["reranker"].score("w5 " * 12, documents, explain=deletion)
     explained = len(result.deletions)
     assert 0 < explained < len(documents)
-    assert [*result.deletions] == [*range(explained)]
+    assert [*result.deletions][:10] == [*range(10)]
     assert result.explanation_tokens <= 5000
     # No variants of other pairs are made: each of these has six texts at most, with the empty one.
     assert most <= max(len(documents), 11 * explained)
@@ -398,3 +398,33 @@ def test_scores_of_equal_texts_keep_their_order_and_errors_their_index(
     with pytest.raises(vitrine.InvalidInput) as raised:
         model.score(["a", "a", "\ud800"], ["x", "x", "y"])
     assert raised.value.pointer == "/queries/2"
+
+
+def test_of_documents_with_more_tokens_than_the_limit_those_that_fit_are_explained(
+    models: dict[str, vitrine.SyncModel],
+) -> None:
+    model = models["cosine"]
+    long = " ".join(f"w{index} w{index + 1}" for index in range(5, 65))
+    documents = [long, "A cat.", "w5 w6", *[f"{long} w{index}" for index in range(5, 10)]]
+    deletion = vitrine.Deletion(by="words", max_tokens=300)
+    result = model.score("w7", documents, explain=deletion)
+    assert result.scores == pytest.approx(model.score("w7", documents).scores, abs=5e-6)
+    assert set(result.deletions) == {1, 2}
+    assert result.explanation_tokens <= 300
+    ranked = model.rerank("w7", documents, explain=deletion, top_n=len(documents))
+    assert set(ranked.deletions) <= {1, 2}
+
+
+def test_a_text_that_fits_is_explained_with_on_overflow_error(
+    models: dict[str, vitrine.SyncModel],
+) -> None:
+    # Without its hyphen or one of its words the text can have a token more.
+    sentence = "A w5-w6 cat. It is w7 w8. "
+    text = sentence
+    while not models["cosine"].score("w7", text + sentence).truncated[0]:
+        text += sentence
+    while not models["cosine"].score("w7", f"{text} cat").truncated[0]:
+        text = f"{text} cat"
+    deletion = vitrine.Deletion(by="auto", max_tokens=20_000)
+    result = models["cosine"].score("w7", text, explain=deletion, on_overflow="error")
+    assert result.deletions[0].texts[0].words

@@ -63,11 +63,34 @@ def test_the_best_documents_have_highlights_as_far_as_the_tokens_suffice(
     assert result.explanation_tokens <= 20_000
 
 
+def test_documents_that_are_cut_have_highlights_too(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+) -> None:
+    document = " ".join(f"It is w{index} cat." for index in range(5, 45)) * 4
+    documents = [f"w{index} {document}" for index in range(5, 55)]
+    result = models["cosine"].rerank(QUERY, documents, explain=vitrine.Highlights())
+    assert all(result.truncated)
+    assert 10 < len(result.deletions) < len(documents)
+    assert 10_000 < result.explanation_tokens <= 20_000
+
+
+def test_a_long_query_takes_no_highlights_from_a_short_document(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Each sentence alone costs the query again, more than this aim.
+    monkeypatch.setattr("service.inference.model.explanations._HIGHLIGHTS", (1, 1))
+    document = "A cat. It is. w5. A. It. A dog."
+    result = models["reranker"].rerank("w5 w6 w7", [document], explain=vitrine.Highlights())
+    (text,) = result.deletions[0].texts
+    assert all(unit.alone is not None for unit in text.units)
+
+
 @pytest.mark.parametrize(
     "limits",
     [
         {"MAX_TOKENS": 10},  # less than the best document has
-        {"_HIGHLIGHT_TOKENS": 1, "_LEAST_HIGHLIGHT_TOKENS": 1},  # less than its sentences alone
+        {"MAX_TOKENS": 10, "_ALONE_TOKENS": 0},  # less than its sentences alone
     ],
 )
 def test_documents_for_which_the_tokens_do_not_suffice_have_their_scores_alone(
@@ -77,6 +100,7 @@ def test_documents_for_which_the_tokens_do_not_suffice_have_their_scores_alone(
 ) -> None:
     for name, limit in limits.items():
         monkeypatch.setattr(f"service.inference.model.explanations.{name}", limit)
+    monkeypatch.setattr("service.inference.model.deletion_planner.MAX_TOKENS", 10)
     result = models["cosine"].rerank(QUERY, DOCUMENTS, explain=vitrine.Highlights())
     assert not result.deletions
     expected = models["cosine"].rerank(QUERY, DOCUMENTS)

@@ -108,3 +108,15 @@ def test_errors_name_the_input(model: vitrine.SyncModel) -> None:
     assert raised.value.pointer == "/inputs/1"
     with pytest.raises(vitrine.InvalidInput, match="by a Deletion"):
         model.classify("w5", explain=vitrine.Terms())  # type: ignore[arg-type]
+
+
+def test_of_many_inputs_to_classify_those_that_fit_are_explained(
+    model: vitrine.SyncModel,
+) -> None:
+    inputs = [f"w{index} w5 cat" for index in range(5, 45)]
+    deletion = vitrine.Deletion(by="words", max_tokens=200)
+    result = model.classify(inputs, explain=deletion)
+    assert len(result.rows) == len(inputs)
+    assert 0 < len(result.deletions) < len(inputs)
+    assert [*result.deletions] == [*range(len(result.deletions))]
+    assert result.explanation_tokens <= 200
