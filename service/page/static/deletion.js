@@ -122,7 +122,7 @@ function nullSentence({ body: { documents = [] } }, texts) {
   const empty = texts.filter(({ empty: value }) => value === null).map(({ name }) => inSentence(name));
   return [
     documents.length === 2 && texts.length < 3 ? "The request has no tokens left for the other document." : "",
-    all.some(({ score }) => score === null) ? "“–” was not measured: the rest of the text has no tokens, or the request has no tokens left for it${texts.length > 2 ? ", or it was measured for one of the documents alone" : ""}." : "",
+    all.some(({ score }) => score === null) ? `“–” was not measured: the rest of the text has no tokens, or the request has no tokens left for it${texts.length > 2 ? ", or it was measured for one of the documents alone" : ""}.` : "",
     empty.length ? `Nothing is measured alone in ${listed(empty)}: the empty text has no tokens for this model.` : "",
   ].filter(Boolean).join(" ");
 }
