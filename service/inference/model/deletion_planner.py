@@ -114,8 +114,8 @@ class DeletionPlanner:
         limits: Maximum number of tokens of both texts of a pair.
         options: Options of the call.
         labels: Labels of a classifier; empty for scores of pairs.
-        aim: Number of tokens per token of the inputs, and the least number, at which numbers that
-            are not necessary end; None: at the limit.
+        aim: Number of tokens per token of the inputs, and a minimum. With more than both, each unit
+            is scored alone, and nothing else. None: the limit of the options alone counts.
         known: Values of the inputs that are known, which the explanations have too.
         tokens: Number of tokens of all rows that have run.
     """

@@ -32,9 +32,9 @@ Run = Callable[[Sequence[Input], FurtherInputs, CallOptions], Awaitable[tuple[Re
 
 # Approximate number of tokens per token of a text that the text and its units alone take.
 _ALONE_TOKENS = 4
-# Numbers of tokens that explanations without `max_tokens` aim at, see `DeletionPlanner.aim`: with
-# "auto" for each of 12 sentences alone and left out, or all words of a sentence; and of highlights
-# for each sentence alone, and the best four of ten left out.
+# Values of `DeletionPlanner.aim` without `max_tokens`. Those of "auto" suffice to score each of 12
+# sentences alone and left out, or all words of a sentence; those of highlights to score each
+# sentence alone, and to leave out the best four of ten.
 _AUTO, _HIGHLIGHTS = (16, 4000), (8, 1000)
 
 
@@ -132,7 +132,7 @@ async def explain_scores(
         aim: See `DeletionPlanner`; None: that of the options.
 
     Raises:
-        InvalidInput: The texts have more than `deletion.max_tokens`.
+        InvalidInput: The tokens do not suffice for any of the texts.
         VitrineError: Any error of `score`, under the same conditions.
     """
     own = queries if len(queries) > 1 else [*queries] * len(documents)
@@ -185,12 +185,11 @@ async def explain_labels(
     if deletion.of != "document" or deletion.top_n is not None:
         name = "top_n" if deletion.top_n is not None else "of"
         raise InvalidInput(f"{name} is for scores of documents", pointer=f"/explain/{name}")
-    limit = deletion.max_tokens or MAX_TOKENS
     if are_few(inputs, deletion):
         return await _explain_labels(model, inputs, deletion, options)
     result = await classify(model, inputs, NO_LIMITS, options)
     costs = [_ALONE_TOKENS * len(row.ids) for row in result.rows]
-    kept = _fitting(range(len(inputs)), costs, limit) or [0]
+    kept = _fitting(range(len(inputs)), costs, deletion.max_tokens or MAX_TOKENS) or [0]
     with of_variants():
         explained = await _explain_labels(
             model, [inputs[index] for index in kept], deletion, options
