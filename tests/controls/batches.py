@@ -172,6 +172,12 @@ GUARDS = (
         "pass",
         f"{_I}batching/test_batch_former.py::test_batch_leaves_other_streams_their_share_of_the_tokens",
     ),
+    Guard(
+        "service/inference/batching/batch_former.py",
+        "(queue.tokens + self._running_tokens)",
+        "(self.tokens + self._running_tokens)",
+        f"{_I}batching/test_batch_former.py::test_queued_bulk_items_do_not_keep_interactive_ones_in_one_batch",
+    ),
     # Admission.
     Guard(
         "service/inference/results/loaded_model.py",

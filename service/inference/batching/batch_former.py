@@ -25,8 +25,8 @@ batch at a time, and takes its next batch from this queue.
   batch with a long item. With one stream, long items take at most every second turn while shorter
   items of their priority are queued, so that a batch of shorter items waits for at most one long
   batch.
-- Splitting: a batch is also full once it has `1 / streams` of all queued and running tokens.
-  Otherwise the first stream would take all items and leave the other streams idle.
+- Splitting: a batch is also full once it has `1 / streams` of the running tokens and the queued ones
+  of its priority. Otherwise the first stream would take all items and leave the others idle.
 """
 
 import threading
@@ -47,7 +47,7 @@ _TOKENS_BEFORE_BULK = 9
 _SMALL_BULK_TOKENS = 128
 # Seconds for which a stream that has run interactive items waits for more of them, and for which
 # all such waits together may keep bulk items from running. With 16 clients that wait for each
-# response, bulk items take half of the throughput without waits, and a fifth with these.
+# response, bulk items take half of the throughput without waits, and a tenth with these.
 _PATIENCE_S = 0.01
 _MAX_WAITED_S = 0.2
 
@@ -283,7 +283,7 @@ class BatchFormer(Generic[Item]):
         self, queue: RequestQueue[Item], first: QueueEntry[Item], max_tokens: float
     ) -> list[QueueEntry[Item]]:
         """Return the batch that starts with an item; only this item may exceed the tokens."""
-        share = max(self._min_split_tokens, (self.tokens + self._running_tokens) / self.streams)
+        share = max(self._min_split_tokens, (queue.tokens + self._running_tokens) / self.streams)
         batch = [first]
         tokens = longest = first.length
         cost = self._cost(tokens, 1, longest)

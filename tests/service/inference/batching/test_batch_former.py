@@ -169,6 +169,12 @@ def test_batch_leaves_other_streams_their_share_of_the_tokens() -> None:
     assert len(next_batch(former, first).items) == 6
 
 
+def test_queued_bulk_items_do_not_keep_interactive_ones_in_one_batch() -> None:
+    former = former_of(*[6] * 8, streams=2, min_split_tokens=1)
+    add(former, *[6] * 80, priority="bulk")
+    assert [len(former.form(1.0).items) for _ in range(2)] == [4, 4]
+
+
 def test_queue_below_min_split_tokens_forms_one_batch() -> None:
     former = former_of(*[6] * 8, streams=2, min_split_tokens=33)
     assert [len(batch) for batch in batches_of(former)] == [6, 2]
