@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -68,8 +67,8 @@ def cluster(
 ) -> Iterator[Cluster]:
     """A cluster whose replicas serve two models; its settings are in its environment."""
     folder = tmp_path_factory.mktemp("serve")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    # Systems assign higher ports, which another process could get before Ray binds its own.
+    port = 20_000 + os.getpid() % 10_000
     config = {
         "http_options": {"host": "127.0.0.1", "port": port},
         "applications": [

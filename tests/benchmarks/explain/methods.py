@@ -28,6 +28,9 @@ class Explained:
     order: Sequence[int]
 
 
+# Words of a paragraph of the text that is explained by the default.
+_PARAGRAPH = 6
+
 Method = Callable[[ServedModel, Case], Explained]
 
 
@@ -75,6 +78,23 @@ def _units(case: Case) -> tuple[str, list[tuple[int, int]]]:
     spans = unit_spans(text, "words")
     assert len(spans) == len(case.text)
     return text, spans
+
+
+def _automatic(served: ServedModel, case: Case) -> Explained:
+    """Explain a text of short paragraphs as a request does that names no units.
+
+    The paragraphs are its sentences. Words outside the best two have no number, and are last.
+    """
+    parts = [
+        case.text[start : start + _PARAGRAPH] for start in range(0, len(case.text), _PARAGRAPH)
+    ]
+    text = "\n\n".join(" ".join(part) for part in parts)
+    (effects,) = served.explanation(case, text).raw_texts
+    spans = unit_spans(text, "words")
+    values = np.full(len(spans), -np.inf)
+    for unit in effects.words or effects.units:
+        values[spans.index((unit.start, unit.end))] = (unit.left_out or 0) + (unit.alone or 0)
+    return _ordered(values)
 
 
 def _greedy(served: ServedModel, case: Case) -> Explained:
@@ -155,6 +175,7 @@ METHODS: Mapping[str, Method] = {
     "alone": _alone,
     "both": _both,
     "both, normalised": _normalised,
+    "default, text in paragraphs": _automatic,
     "greedy removal": _greedy,
     "Shapley, 64": partial(_shapley, samples=64),
     "Shapley, 256": partial(_shapley, samples=256),

@@ -13,7 +13,10 @@ from models.gradients.attribution import TargetFunction
 from models.gradients.inputs import InputRow, Side
 from models.gradients.maxsim import maxsim
 from models.gradients.reference_model import ReferenceModel
+from service.inference.explain.deletion import Deletions
+from service.inference.model.classification import Classification
 from service.inference.model.opening import ModelOptions
+from service.inference.model.pair_scores import PairScores
 from service.inference.model.sync_model import SyncModel
 from tests.benchmarks.comparison import BenchmarkError
 from tests.benchmarks.explain.kinds import token_ids
@@ -76,6 +79,15 @@ class ServedModel:
             values = self.model.score(" ".join(case.query), distinct).raw_scores
         results = dict(zip(distinct, values.tolist(), strict=True))
         return np.array([results[text] for text in texts])
+
+    def explanation(self, case: Case, text: str) -> Deletions:
+        """Return the explanation of a case with another text, with the default options."""
+        explained: Classification | PairScores
+        if self.kind == "classifier":
+            explained = self.model.classify(text, explain=True)
+        else:
+            explained = self.model.score(" ".join(case.query), text, explain=True)
+        return explained.deletions[0]
 
     def check_accuracy(self, number: int) -> float:
         """Return the accuracy for held-out cases.
