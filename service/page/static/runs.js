@@ -182,7 +182,7 @@ function lampsOf(name) {
   return [...checks(gradients, state.model.kind), ...(SECTIONS[name].checks?.(sections[name].runs, state.model) ?? [])]
     .filter(([, passes]) => passes !== null).map(([check, passes, words]) => {
       const item = lamp(check, passes, words);
-      item.title = CHECKS[check];
+      item.title = `${CHECKS[check]} Here: ${words}.`;
       return item;
     });
 }

@@ -107,7 +107,7 @@ def test_report_opens_without_a_service_and_requests_nothing(
     page: Browser, url: str, exported: Export
 ) -> None:
     second_opinion(page)
-    page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='cat']").click()
+    strike(page, "cat")
     until(lambda: "Difference" in find(page, "#whatif").text)
     figure = find(page, ".figure strong").text
     chips = texts(page, "#explain .chip")
