@@ -7,9 +7,8 @@ import { number, table } from "./tables.js";
 
 export function drawExplanation(runs, inputs, model) {
   const [deletion, reference] = ["deletion", "reference"].map((name) => runs.find(({ key }) => key === name));
-  const isDifference = Boolean(deletion.result.explanations[1]) && model.kind !== "classifier";
   return element("div", { className: "explanation" },
-    isDifference ? differenceReading(deletion, reference, model.kind) : READINGS[model.kind](deletion, reference),
+    deletion.result.explanations[1] ? differenceReading(deletion, reference, model.kind) : READINGS[model.kind](deletion, reference),
     ...(reference?.problem ? [muted(reference.problem)] : []),
     deletionCard(deletion, model),
     element("section", { className: "second", aria: { live: "polite" } }));

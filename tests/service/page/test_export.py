@@ -10,7 +10,6 @@ import httpx2
 import numpy as np
 import pytest
 from PIL import Image
-from selenium.webdriver.common.by import By
 
 from tests.service.page.browsing import (
     CAT,
@@ -22,6 +21,7 @@ from tests.service.page.browsing import (
     run,
     second_opinion,
     served,
+    strike,
     texts,
     type_text,
     until,
