@@ -1,4 +1,4 @@
-// The largest entries of a text's sparse vector, to choose one as the target.
+// Entries with large weights in a text's sparse vector, to choose one as the target.
 
 import { byId, element, shown } from "./dom.js";
 import { ask, Problem } from "./request.js";
@@ -17,7 +17,7 @@ export function showEntriesSoon(text, key) {
 
 async function showEntries(text, key) {
   requested = text;
-  const entries = await largestEntries(text, key).catch((error) => {
+  const entries = await entriesOf(text, key).catch((error) => {
     if (!(error instanceof Problem)) throw error;
     return []; // the check of the run names the problem
   });
@@ -29,8 +29,9 @@ async function showEntries(text, key) {
   }));
 }
 
-// The vector has the weights, and the terms of the text's score with itself the spelling in the vocabulary.
-async function largestEntries(text, key) {
+// The vector has the weights, and the terms of the text's score with itself the spelling in the vocabulary. Prompts of
+// queries and documents can give terms to other entries than the ten with the largest weights.
+async function entriesOf(text, key) {
   const [{ embeddings: [{ ids, weights }] }, { explanations: [{ terms }] }] = await Promise.all([
     ask("encode", { inputs: [text] }, key),
     ask("score", { queries: text, documents: [text], explain: { method: "terms" } }, key),
