@@ -8,6 +8,7 @@ import httpx2
 import numpy as np
 import pytest
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from sentence_transformers import CrossEncoder
 
 from service.app import create_app
@@ -328,6 +329,15 @@ def test_struck_word_has_the_number_of_the_explanation(
     until(lambda: texts(restored, "#whatif td"))
     assert texts(restored, ".chip[aria-pressed=true] .word") == [word]
     assert float(cells(restored, "Result of the served model")[0][2]) == float(after)
+
+
+def test_words_are_struck_out_by_the_keyboard(browser: Browser, plain_url: str) -> None:
+    page = opened(browser, plain_url, "embedding")
+    page.execute_script("document.querySelector('[data-side=a] .chip').focus()")
+    for pressed in (Keys.ARROW_RIGHT, Keys.ENTER, Keys.END, Keys.SPACE):
+        page.switch_to.active_element.send_keys(pressed)
+    assert texts(page, ".chip[aria-pressed=true] .word") == ["cat", "."]
+    assert find(page, "[name=edited-a]").get_property("value") == "The sat on the mat"
 
 
 def test_sum_of_several_struck_words_is_said_to_be_inexact(

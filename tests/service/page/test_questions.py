@@ -150,7 +150,7 @@ def test_failures_have_the_ranks_and_margins_of_score(
 
 
 def test_csv_has_the_same_questions_as_json_lines(plain_page: Browser) -> None:
-    questions = [
+    questions: list[Json] = [
         {
             "query": 'Who said "no, never"?',
             "documents": ["Two\nlines, one cell", "b"],
@@ -162,7 +162,7 @@ def test_csv_has_the_same_questions_as_json_lines(plain_page: Browser) -> None:
     writer = csv.writer(written)
     writer.writerow(["relevance", "id", "Query", "document"])
     for question in questions:
-        for index, document in enumerate(question["documents"]):  # type: ignore[arg-type,var-annotated]
+        for index, document in enumerate(question["documents"]):
             relevance = int(index in np.atleast_1d(question["expected"]))
             writer.writerow([relevance, "x", question["query"], document])
     parsed = [
