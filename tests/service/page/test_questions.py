@@ -54,7 +54,9 @@ def called(page: Browser, module: str, function: str, *arguments: object) -> Jso
 
 @pytest.fixture
 def plain_page(browser: Browser, plain_url: str) -> Browser:
-    return open_page(browser, f"{plain_url}/debug?model=embedding", has_gradients=False)
+    """Return the page with its view of questions, which sends nothing by itself."""
+    address = f"{plain_url}/debug?model=embedding#tab=questions"
+    return open_page(browser, address, has_gradients=False)
 
 
 def lines_of(questions: list[Json]) -> str:
@@ -172,7 +174,7 @@ def test_csv_has_the_same_questions_as_json_lines(plain_page: Browser) -> None:
     assert [found["problems"] for found in parsed] == [[], []]
     first, second = ([{**own, "line": 0} for own in found["questions"]] for found in parsed)
     assert first == second
-    # The second document of the first question is on the lines 4 and 5.
+    # The first document is on the lines 2 and 3, and the second one on line 4.
     assert [own["line"] for own in parsed[0]["questions"]] == [2, 5]
 
 
