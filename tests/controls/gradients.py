@@ -290,6 +290,37 @@ GUARDS = (
         f"{_P}test_explain.py::test_two_documents_are_explained_by_the_difference_of_their_scores",
     ),
     Guard(
+        "service/page/static/deletion.js",
+        "[[raising, up, above], [lowering, down, below]]",
+        "[[raising, up, below], [lowering, down, above]]",
+        f"{_P}test_sentences.py::test_words_of_two_documents_speak_for_one_of_them",
+    ),
+    Guard(
+        "service/page/static/deletion.js",
+        "const isPlain = (unit) => isWord(unit) && unit.leftOut",
+        "const isPlain = (unit) => unit.leftOut",
+        f"{_P}test_sentences.py::test_punctuation_is_never_named_as_evidence",
+    ),
+    Guard(
+        "service/page/static/second.js",
+        'deletion.result.explanations[1] ? all : { ...all, c: "" }',
+        "all",
+        f"{_P}test_sentences.py::"
+        "test_second_opinion_is_of_a_difference_only_if_the_first_answer_is",
+    ),
+    Guard(
+        "service/page/static/metrics.js",
+        "scores[j] - scores[i] || relevance[i] - relevance[j]",
+        "scores[j] - scores[i]",
+        f"{_P}test_questions.py::test_equal_scores_count_against_the_expected_documents",
+    ),
+    Guard(
+        "service/page/static/inputs.js",
+        "!isLocal(inputOf(name)) && String",
+        "String",
+        f"{_P}test_questions.py::test_file_is_opened_or_dropped_and_is_not_in_the_url",
+    ),
+    Guard(
         "service/page/routes.py",
         "if not state_of(request).settings.server.page:",
         "if False:",

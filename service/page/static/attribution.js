@@ -42,12 +42,12 @@ function passages(rows, names, isSigned = true) {
     const name = names[index] ?? "Text";
     return element("section", { className: "passage" },
       element("h4", {}, name, " ", element("span", { className: "sum" }, `sum ${shown(sum)}`)),
-      scored(row, row.map(({ score }) => score), scale, `Scores of ${name}`, isSigned));
+      scored(row, row.map(({ score }) => score), scale, `Scores of ${name}`, { isSigned }));
   });
 }
 
 function rowLegend(rows, isSigned) {
-  return legend(largest(rows.flat().map(({ score }) => score)), isSigned);
+  return legend(largest(rows.flat().map(({ score }) => score)), { isSigned });
 }
 
 export function drawAttribution(runs, inputs, { kind }) {

@@ -1,6 +1,6 @@
 // The first answer: what the result is without each word or sentence, measured by the serving process.
 
-import { card, details, element, listed, muted, raw, shown, signed } from "./dom.js";
+import { card, details, element, exact, listed, muted, shown, signed } from "./dom.js";
 import { number, table } from "./tables.js";
 import { isWord, largest, legend, scored, slice } from "./tokens.js";
 
@@ -61,11 +61,15 @@ export function deletionCard(run, model) {
   const scale = largest(units.map(({ score }) => score));
   const [, above, below] = texts;
   const name = below ? "difference" : nameOf(run);
-  return card(below ? `Which words speak for ${inSentence(above.name)}, and which for ${inSentence(below.name)}?` : `Which words raise or lower the ${name}?`,
-    element("div", { className: "heading" },
-      element("p", {}, bestSentence(texts, name)),
-      legend(scale)),
-    ...texts.map((text) => passage(text, scale)),
+  return card(below ? `Words that speak for ${inSentence(above.name)} or for ${inSentence(below.name)}` : `Words that raise or lower the ${name}`,
+    element("div", { className: "evidence" },
+      element("div", {},
+        element("div", { className: "heading" },
+          element("p", {}, bestSentence(texts, name)),
+          legend(scale, { ends: below ? [below, above].map((text) => `for ${inSentence(text.name)}`) : [] })),
+        ...negationSentences(texts, name).map((sentence) => element("p", {}, sentence)),
+        ...texts.map((text, index) => passage(text, scale, index < 2, text === below ? otherSentence(text) : ""))),
+      element("div", { className: "slot" })), // of the counterfactuals, see whatif.js
     ...[...texts.map(cutSentence), nullSentence(run, texts), checkSentence(run, texts)].filter(Boolean).map((sentence) => muted(sentence)),
     details("Exact numbers",
       table(`Effect of each word or sentence on the ${name}`, ["Word or sentence", "Text", "Left out", "Alone", "Rank"],
@@ -74,11 +78,15 @@ export function deletionCard(run, model) {
 
 const measured = (value) => (value === null ? "not measured" : number(value));
 
-function passage({ name, units, words }, scale) {
-  const row = (own, label) => scored(own.map((unit) => ({ ...unit, spelled: `alone ${unit.alone === null ? "not measured" : raw(unit.alone)}, rank ${unit.rank}` })),
-    own.map(({ score }) => score), scale, label);
+const otherSentence = ({ name }) =>
+  `A word that raises the score of ${inSentence(name)} lowers the difference: its number here is negative.`;
+
+// Units with a side can be struck out.
+function passage({ name, input, units, words }, scale, canStrike, sentence) {
+  const row = (own, label, side) => scored(own.map((unit) => ({ ...unit, spelled: `alone ${unit.alone === null ? "not measured" : exact(unit.alone)}, rank ${unit.rank}` })),
+    own.map(({ score }) => score), scale, label, { side });
   return element("section", { className: "passage" },
-    element("h4", {}, name), row(units, `Effects in ${inSentence(name)}`),
+    element("h4", {}, name), ...(sentence ? [muted(sentence)] : []), row(units, `Effects in ${inSentence(name)}`, canStrike ? input : undefined),
     ...(words.length ? [element("h4", {}, "Words of the sentences that rank first"), row(words, `Words of ${inSentence(name)}`)] : []));
 }
 
@@ -90,19 +98,22 @@ export const quoted = ({ content }) => `“${content.length > MOST_LETTERS ? `${
 // The least size of an effect that matters: a tenth of the largest.
 export const matterOf = (units) => largest(units.map(({ score }) => score)) / 10;
 
-// The units with the largest effects, by text.
+// The units with the largest effects, each with its text. Those of a difference speak for one of its documents.
 function bestSentence(texts, name) {
+  const [, above, below] = texts;
   const units = texts.flatMap((text) => text.units.map((unit) => ({ ...unit, in: text })))
     .filter((unit) => unit.score !== null && isWord(unit));
   const matter = matterOf(units);
   const list = (sign) => {
     const best = units.filter(({ score }) => sign * score > 0 && sign * score >= matter).sort((one, other) => sign * (other.score - one.score)).slice(0, 3);
-    const parts = texts.map((text) => [text, best.filter((unit) => unit.in === text)]).filter(([, own]) => own.length);
-    const named = parts.map(([text, own]) => `${listed(own.map(quoted))}${texts.length > 1 ? ` of ${inSentence(text.name)}` : ""}`);
-    return [listed(named), best.length];
+    return [listed(best.map((unit) => `${quoted(unit)}${texts.length > 1 ? ` (${inSentence(unit.in.name)})` : ""}`)), best.length];
   };
   const [[raising, up], [lowering, down]] = [list(1), list(-1)];
   if (!up && !down) return `No word changes the ${name}.`;
+  if (below) {
+    return [[raising, up, above], [lowering, down, below]].map(([words, number, document]) =>
+      `${number ? `${words} speak${number === 1 ? "s" : ""} most` : "No word speaks"} for ${inSentence(document.name)}.`).join(" ");
+  }
   return [
     up ? `${raising} raise${up === 1 ? "s" : ""} the ${name} most.` : `No word raises the ${name}.`,
     down ? `${lowering} lower${down === 1 ? "s" : ""} it most.` : "",
@@ -127,9 +138,24 @@ function nullSentence({ body: { documents = [] } }, texts) {
   ].filter(Boolean).join(" ");
 }
 
+// Negations of English alone: other languages have other words for it, and some none.
+const NEGATION = /^(?:no|not|nor|never|none|nobody|nothing|nowhere|neither|cannot|without|\p{L}+n['’]t)$/iu;
+// Of the largest effect of a word. Below this, the negation hardly moves the result.
+const HARDLY = 0.25;
+
+// Negations whose effect is small beside those of other words. In a difference, the effects on both documents can
+// cancel each other, which says nothing about the model.
+function negationSentences(texts, name) {
+  if (texts.length > 2) return [];
+  const words = texts.flatMap((text) => (text.by === "words" ? text.units : text.words).map((unit) => ({ ...unit, in: text }))).filter(({ score }) => score !== null);
+  const most = largest(words.map(({ score }) => score));
+  return words.filter((unit) => NEGATION.test(unit.content) && Math.abs(unit.score) < HARDLY * most).map((unit) =>
+    `The model hardly sees the negation ${quoted(unit)} of ${inSentence(unit.in.name)}: without it the ${name} changes by ${signed(-unit.score)}, without another word by up to ${shown(most)}.`);
+}
+
 // How anybody can check a number.
 function checkSentence({ path, body }, texts) {
-  const isPlain = ({ leftOut, score }) => leftOut && leftOut === score;
+  const isPlain = (unit) => isWord(unit) && unit.leftOut && unit.leftOut === unit.score;
   const text = texts.find(({ units }) => units.some(isPlain));
   if (!text) return "";
   const unit = text.units.filter(isPlain).reduce((one, other) => (Math.abs(other.leftOut) > Math.abs(one.leftOut) ? other : one));

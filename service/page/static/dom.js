@@ -40,7 +40,13 @@ export function shown(value, digits = 4) {
   if (value === 0) return "0";
   const size = Math.abs(value);
   const fits = size >= 10 ** (1 - digits) && size < 1e5;
-  return withMinus(fits ? value.toFixed(digits) : value.toExponential(1).replace("+", ""));
+  return fits ? fixed(value, digits) : withMinus(value.toExponential(1).replace("+", ""));
+}
+
+// With decimals; a value that is rounded to zero has no sign.
+export function fixed(value, decimals) {
+  const text = value.toFixed(decimals);
+  return withMinus(Number(text) === 0 ? text.replace("-", "") : text);
 }
 
 // With a sign, for differences.
@@ -49,7 +55,7 @@ export const signed = (value, digits) => (value > 0 ? `+${shown(value, digits)}`
 // Round to the third significant digit of `scale`, with 1 to 12 decimals.
 export function rounded(value, scale) {
   if (!Number.isFinite(value)) return shown(value);
-  return withMinus(value.toFixed(Math.min(12, Math.max(1, 2 - Math.floor(Math.log10(scale || 1))))));
+  return fixed(value, Math.min(12, Math.max(1, 2 - Math.floor(Math.log10(scale || 1)))));
 }
 
 const UNITS = [[1, ""], [1e3, "thousandths"], [1e6, "millionths"], [1e9, "billionths"], [1e12, "trillionths"]];
@@ -61,13 +67,19 @@ export function notation(scale) {
 }
 
 export function percent(share) {
-  return Number.isFinite(share) ? `${withMinus((100 * share).toFixed(1))} %` : shown(share);
+  return Number.isFinite(share) ? `${fixed(100 * share, 1)} %` : shown(share);
 }
 
 const withMinus = (number) => number.replaceAll("-", "−");
 
+// All digits, for exports and sorting.
 export function raw(value) {
   return value === null ? "NaN" : String(value);
+}
+
+// The six digits that float32 has, for readers.
+export function exact(value) {
+  return Number.isFinite(value) ? withMinus(String(Number(value.toPrecision(6)))) : shown(value);
 }
 
 export const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;

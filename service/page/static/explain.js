@@ -1,18 +1,29 @@
 // The first view: why a model gave its result, in sentences and pictures, by kind of model.
 
-import { element, muted, percent, shown } from "./dom.js";
-import { deletionCard, nameOf } from "./deletion.js";
-import { headline, landmarks, similarityReading } from "./reading.js";
+import { element, muted, percent, shown, signed } from "./dom.js";
+import { deletionCard, inSentence, nameOf, textNames } from "./deletion.js";
+import { headline, landmarks, landmarkSentence, similarityReading } from "./reading.js";
 import { number, table } from "./tables.js";
 
 export function drawExplanation(runs, inputs, model) {
   const [deletion, reference] = ["deletion", "reference"].map((name) => runs.find(({ key }) => key === name));
   return element("div", { className: "explanation" },
-    READINGS[model.kind](deletion, reference),
+    deletion.result.explanations[1] ? differenceReading(deletion, reference, model.kind) : READINGS[model.kind](deletion, reference),
     ...(reference?.problem ? [muted(reference.problem)] : []),
     deletionCard(deletion, model),
-    element("div", { className: "slot" }), // of the counterfactuals, see whatif.js
     element("section", { className: "second", aria: { live: "polite" } }));
+}
+
+const capitalized = (name) => name.replace(/^./u, (first) => first.toUpperCase());
+
+// Two documents have one question: which of them the model prefers, and why.
+function differenceReading(run, reference, kind) {
+  const [score, other] = run.result.scores;
+  const [, name, below] = textNames(kind);
+  return headline(signed(score - other), `difference in ${nameOf(run)}`,
+    placeOf(run, capitalized(inSentence(name)), inSentence(below)),
+    `The ${nameOf(run)} of ${inSentence(name)} is ${shown(score)}.`,
+    reference?.result ? landmarkSentence(landmarks(reference.result.scores), nameOf(run)) : "");
 }
 
 // Where the document ranks, if there are two.

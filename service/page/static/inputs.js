@@ -4,6 +4,7 @@ import { byId, element } from "./dom.js";
 
 const named = [...document.querySelectorAll("[name]:not(meta)")];
 const defaults = inputs();
+const isLocal = ({ dataset }) => "local" in dataset;
 
 export function inputs() {
   const values = {};
@@ -18,16 +19,16 @@ export function onInput(listener) {
   for (const input of named) input.addEventListener(input.tagName === "SELECT" ? "change" : "input", () => listener(input));
 }
 
-// Every input that differs from its default, except the API key, which has no name. An edited text
-// starts as the text itself.
+// Every input that differs from its default, except the API key, which has no name, and lists that are too long for a
+// URL. An edited text starts as the text itself.
 export function changedInputs() {
   const values = inputs();
   const initial = { ...defaults, "edited-a": values.a, "edited-b": values.b };
-  return Object.entries(values).filter(([name, value]) => String(value) !== String(initial[name]) && !(name.startsWith("edited-") && value === ""));
+  return Object.entries(values).filter(([name, value]) => !isLocal(inputOf(name)) && String(value) !== String(initial[name]) && !(name.startsWith("edited-") && value === ""));
 }
 
 export function restore(address) {
-  for (const input of named) {
+  for (const input of named.filter((own) => !isLocal(own))) {
     const value = address.get(input.name) ?? String(defaults[input.name]);
     if (["checkbox", "radio"].includes(input.type)) input.checked = value.split(",").includes(input.value);
     else setValue(input, value);
@@ -43,12 +44,12 @@ function setValue(input, value) {
   if (input.selectedIndex === -1) input.value = defaults[input.name];
 }
 
-// Show the inputs whose condition holds, such as `data-when="target=dim"`.
+// Show the parts whose condition holds, such as `data-when="target=dim"`; those of `data-unless` if it does not.
 export function showConditional() {
   const values = inputs();
-  for (const label of document.querySelectorAll("[data-when]")) {
-    const [name, choices] = label.dataset.when.split("=");
-    label.hidden = !choices.split("|").includes(values[name]);
+  for (const part of document.querySelectorAll("[data-when], [data-unless]")) {
+    const [name, choices] = (part.dataset.when ?? part.dataset.unless).split("=");
+    part.hidden = choices.split("|").includes(values[name]) !== ("when" in part.dataset);
   }
 }
 

@@ -1,12 +1,15 @@
 // The page: entries, tabs, models, and what happens when an input changes.
 
 import { check, checkSoon } from "./cost.js";
-import { byId, element } from "./dom.js";
+import { byId } from "./dom.js";
+import { showEntriesSoon } from "./entries.js";
+import { connectEvaluation } from "./evaluation.js";
 import { connectExports } from "./export.js";
 import { changedInputs, inputs, onInput, restore, showChoices, showConditional, showKind, showTargets } from "./inputs.js";
 import { HAS_GRADIENTS, loadGradients, servedModel } from "./model.js";
+import { showModels } from "./models.js";
 import { DEFAULTS } from "./questions.js";
-import { MODEL, Problem, servedModels } from "./request.js";
+import { Problem } from "./request.js";
 import { checkStale, onResults, redraw, run, runSecond } from "./runs.js";
 import { SECTIONS } from "./sections.js";
 import { key, part, sections, state } from "./state.js";
@@ -42,12 +45,15 @@ function isOffered(name) {
   return !route || (HAS_GRADIENTS && !model?.problem && (!model?.gradients || model.gradients.routes.includes(route)));
 }
 
-const isReady = (name) => state.model !== null && (!SECTIONS[name].route || state.model.gradients !== null);
+function isReady(name) {
+  const { route, isOfTwo } = SECTIONS[name];
+  return state.model !== null && (!route || state.model.gradients !== null) && (!isOfTwo || state.models.length > 1);
+}
 
 function showTabs() {
   for (const tab of tabs) tab.hidden = !isOffered(nameOf(tab));
   byId("entries").hidden = !tabs.some((tab) => !tab.hidden && SECTIONS[nameOf(tab)].entry === "defect");
-  for (const name of Object.keys(SECTIONS)) part(name, "go").disabled = !isReady(name);
+  for (const name of Object.keys(SECTIONS)) part(name, "go").disabled = !isReady(name) || sections[name].isRunning;
 }
 
 // Results of a URL, and of the example, are computed at once if they are cheap.
@@ -79,6 +85,7 @@ function changed() {
   document.querySelector(".texts").dataset.uses = SECTIONS[state.current].uses?.(inputs()) ?? "all";
   checkStale(state.current);
   checkSoon(state.current);
+  if (state.current === "attribute" && state.model?.kind === "sparse") showEntriesSoon(inputs().a, key());
 }
 
 function prepare(name, { button }) {
@@ -103,9 +110,10 @@ async function showModel() {
     }
     showChoices(model);
     showKind(model.kind, DEFAULTS[model.kind]);
+    document.body.dataset.kind = model.kind;
     showTabs();
     if (isFirst) readAddress();
-    await Promise.all([showModels(), isFirst && runAddress(), HAS_GRADIENTS && showGradients(model)]);
+    await Promise.all([showModels().then(showTabs), isFirst && runAddress(), HAS_GRADIENTS && showGradients(model)]);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     byId("model").textContent = "";
@@ -132,18 +140,6 @@ async function showGradients(model) {
 function showUnexplained() {
   byId("unexplained").hidden = false;
   for (const part of document.querySelectorAll("#entries, [role=tablist], .texts, [role=tabpanel]")) part.hidden = true;
-}
-
-// With several models, link to the page of each, and offer the others for comparison.
-async function showModels() {
-  const models = state.models = await servedModels(key());
-  const chosen = MODEL ?? state.model?.name;
-  byId("models").replaceChildren(...(models.length < 2 ? [] : models.map(({ name }) =>
-    element("a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === chosen } }, name))));
-  const others = document.querySelector("[name=other]");
-  const { value } = others;
-  others.replaceChildren(...models.filter(({ name }) => name !== chosen).map(({ name }) => element("option", {}, name)));
-  if ([...others.options].some((option) => option.value === value)) others.value = value;
 }
 
 function openEntry(entry) {
@@ -174,7 +170,7 @@ for (const tab of tabs) tab.addEventListener("click", () => openTab(tab));
 for (const list of document.querySelectorAll("[role=tablist]")) list.addEventListener("keydown", turn);
 for (const button of document.querySelectorAll("button[data-entry]")) button.addEventListener("click", () => openEntry(button.dataset.entry));
 onInput(({ name }) => {
-  if (name === "units") redraw(state.current);
+  if (["units", "hits-k"].includes(name)) redraw(state.current);
   else if (!name.startsWith("edited-")) changed();
   writeAddress();
 });
@@ -183,6 +179,7 @@ onResults((name) => {
   if (name === state.current) writeAddress();
 });
 connectWhatIf(() => writeAddress());
+connectEvaluation();
 addEventListener("hashchange", readAddress);
 addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && isReady(state.current)) run(state.current);

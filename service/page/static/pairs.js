@@ -1,7 +1,7 @@
 // Contributions of pairs of words to a similarity: linked rows of words, a ranked list and a heat map.
 
 import { diverging } from "./colours.js";
-import { card, element, facts, listed, percent, raw, shown } from "./dom.js";
+import { card, element, exact, facts, listed, percent, shown } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { number, table } from "./tables.js";
 import { chips, isWord, largest, legend, unitsOf } from "./tokens.js";
@@ -38,7 +38,7 @@ export function pairCards(run, similarity) {
   const partners = element("p", { className: "partners muted" }, "Point at a word, or move with the arrow keys, to see its exact number and its partners in the other text.");
   const [first, second] = linkedRows(pairs, map, partners);
   return [
-    card("Which pairs of words add up to the similarity?",
+    card("Pairs of words that add up to the similarity of texts A and B",
       element("p", { className: "muted" }, "The same similarity as a sum over pairs. In the last layer the vector of a word contains its "
         + "neighbours too, and that of a special token the whole text. So pairs are blurred: trust the words above first."),
       element("div", { className: "columns" },
@@ -81,7 +81,8 @@ function linkedRows({ a, b, matrix }, map, partners) {
 }
 
 function partnerSentence(unit, others, values, name) {
-  const best = others.map((other, index) => ({ other, value: values[index] })).sort((left, right) => right.value - left.value).slice(0, 3);
+  const best = others.map((other, index) => ({ other, value: values[index] })).filter(({ other }) => isWord(other)).sort((left, right) => right.value - left.value).slice(0, 3);
+  if (!best.length) return `Text ${name} has no words.`;
   return `“${unit.content}” goes best with ${listed(best.map(({ other, value }) => `“${other.content}” (${shown(value)})`))} of text ${name}.`;
 }
 
@@ -110,7 +111,7 @@ function pairTable({ ranked }, whole, similarity) {
 // How the sum of all pairs becomes the similarity with this name.
 export function equation({ sum, similarity, delta, reference_terms: terms }, name) {
   const term = (value, label) =>
-    element("span", { className: "term" }, element("strong", { title: raw(value) }, shown(value)), element("small", {}, label));
+    element("span", { className: "term" }, element("strong", { title: exact(value) }, shown(value)), element("small", {}, label));
   return element("div", { className: "equation" },
     term(sum, "sum of pairs"), "+", term(terms.a_baseline, "A × baseline of B"), "+",
     term(terms.baseline_b, "baseline of A × B"), "−", term(terms.baselines, "baseline of A × baseline of B"),

@@ -1,6 +1,6 @@
 // A similarity or a score in plain words.
 
-import { element, shown } from "./dom.js";
+import { element, fixed, shown } from "./dom.js";
 
 // Texts that hardly any text is about. How similar they are to text A is a measure for the model.
 export const UNRELATED = [
@@ -14,9 +14,9 @@ export const UNRELATED = [
 // Lower ends, as parts of the way from unrelated texts to the same text.
 const BANDS = [
   [0.85, "nearly the same"],
-  [0.6, "very similar"],
-  [0.35, "similar"],
-  [0.15, "loosely related"],
+  [0.65, "very similar"],
+  [0.5, "similar"],
+  [0.2, "weakly similar"],
   [-Infinity, "no more similar than unrelated texts"],
 ];
 
@@ -37,21 +37,28 @@ export function landmarks(scores) {
   return { unrelated: scores.slice(0, -1).reduce((sum, score) => sum + score, 0) / UNRELATED.length, itself: scores.at(-1) };
 }
 
-const plain = (value) => value.toFixed(2).replace("-", "−");
+const plain = (value) => fixed(value, 2);
 
-export function band(similarity, unrelated) {
-  const part = (similarity - unrelated) / (1 - unrelated);
-  return BANDS.find(([least]) => part >= least)[1];
-}
+const partOf = (similarity, unrelated) => (similarity - unrelated) / (1 - unrelated);
+
+export const band = (similarity, unrelated) => BANDS.find(([least]) => partOf(similarity, unrelated) >= least)[1];
+
+// Neither the languages of the texts nor those of the model are known here: true of every low similarity.
+const LOW = "A low similarity can also mean that the model was not trained for the language of a text. The model's card names its languages.";
+const isLow = (similarity, unrelated) => partOf(similarity, unrelated) < 0.5;
 
 // Other similarities than the cosine have no scale: the similarity to itself is not the highest.
 export function similarityReading(value, name, known, ...sentences) {
   const isCosine = name.startsWith("cosine");
   return headline(shown(value), name,
     known && isCosine ? `These texts are ${band(value, known.unrelated)}, for this model.` : "",
-    known ? `For this model, text A has a ${name} of ${plain(known.unrelated)} with ${UNRELATED.length} unrelated texts on average, and of ${plain(known.itself)} with itself.` : "",
+    known ? landmarkSentence(known, name) : "",
+    known && isCosine && isLow(value, known.unrelated) ? LOW : "",
     ...sentences, known && isCosine ? scale(value, known.unrelated) : "");
 }
+
+export const landmarkSentence = (known, name) =>
+  `For this model, text A has a ${name} of ${plain(known.unrelated)} with ${UNRELATED.length} unrelated texts on average, and of ${plain(known.itself)} with itself.`;
 
 // A line from −1 to 1 with the similarity and that of unrelated texts.
 function scale(similarity, unrelated) {

@@ -24,8 +24,16 @@ function copyOf(result) {
   const copy = result.cloneNode(true);
   for (const control of copy.querySelectorAll("input, .readout, .partners, .slot")) control.remove();
   for (const named of copy.querySelectorAll("[tabindex]")) named.removeAttribute("tabindex");
-  for (const button of copy.querySelectorAll("button.sort")) button.replaceWith(button.textContent);
+  for (const button of copy.querySelectorAll("button:is(.sort, .link)")) button.replaceWith(button.textContent);
+  for (const button of copy.querySelectorAll("button.chip")) button.replaceWith(stillChip(button));
   return copy;
+}
+
+function stillChip(button) {
+  const isStruck = button.ariaPressed === "true";
+  const chip = element("span", { className: `${button.className}${isStruck ? " struck" : ""}` }, ...button.childNodes);
+  chip.style.cssText = button.style.cssText;
+  return chip;
 }
 
 // A copy of a section's result, and of the effects of edits.

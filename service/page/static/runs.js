@@ -10,6 +10,8 @@ import { SECTIONS } from "./sections.js";
 import { key, part, sections, state } from "./state.js";
 
 const PROGRESS_AFTER_MS = 1000;
+// Of a run with many requests; drawing costs time too.
+const MOST_DRAWS = 50;
 
 // Milliseconds per request of earlier runs, by name: the expected durations of the next ones.
 const durations = {};
@@ -63,16 +65,25 @@ async function inTurn(name, requestsNow, draw) {
   const { controller } = section;
   let stopClock = () => {};
   let current;
+  let drawn = 0;
+  const show = () => {
+    drawn = section.runs.length;
+    draw();
+  };
   try {
     const requests = requestsNow();
     stopClock = clock(name, section, requests);
-    draw();
-    for (current of requests) {
-      await one(section, current, controller.signal);
-      draw();
+    show();
+    const every = Math.ceil(requests.length / MOST_DRAWS);
+    for (const [index, request] of requests.entries()) {
+      current = request;
+      await one(section, request, controller.signal);
+      if (index % every === 0 || index === requests.length - 1) show();
     }
   } catch (error) {
-    if (section.controller === controller) showProblem(name, "problem", error, current);
+    if (section.controller !== controller) return;
+    showProblem(name, "problem", error, current);
+    if (section.runs.length > drawn) show();
   } finally {
     stopClock();
   }
@@ -182,7 +193,7 @@ function lampsOf(name) {
   return [...checks(gradients, state.model.kind), ...(SECTIONS[name].checks?.(sections[name].runs, state.model) ?? [])]
     .filter(([, passes]) => passes !== null).map(([check, passes, words]) => {
       const item = lamp(check, passes, words);
-      item.title = CHECKS[check];
+      item.title = `${CHECKS[check]} Here: ${words}.`;
       return item;
     });
 }

@@ -7,7 +7,7 @@ import { agrees, faithfulness } from "./faithfulness.js";
 import { equation, pairCards } from "./pairs.js";
 import { secondText, TARGETS } from "./questions.js";
 import { number, table } from "./tables.js";
-import { largest, legend, scored } from "./tokens.js";
+import { isWord, largest, legend, scored } from "./tokens.js";
 
 const find = (runs, key) => runs.find((run) => run.key === key && run.result);
 
@@ -109,13 +109,14 @@ function opinion(compared) {
   const rows = compared.flatMap(([, own]) => own);
   const opposite = oppositeOf(rows);
   const scale = largest(rows.flatMap(({ units }) => units.map(({ gradient }) => gradient)));
-  const named = opposite.slice(0, MOST_NAMED).map((unit) => `${quoted(unit)} (left out ${signed(unit.score)}, gradients ${signed(unit.gradient)})`);
-  const others = opposite.length - named.length;
+  const words = opposite.filter(isWord);
+  const named = words.slice(0, MOST_NAMED).map((unit) => `${quoted(unit)} (left out ${signed(unit.score)}, gradients ${signed(unit.gradient)})`);
+  const others = words.length - named.length;
   return [
     element("div", { className: "heading" },
-      element("p", {}, opposite.length
+      element("p", {}, words.length
         ? `Opposite signs: ${listed(others ? [...named, `${others} more`] : named)}. Deletion is what the served model does without the word.`
-        : "No word that matters has the opposite sign."),
+        : `No word that matters has the opposite sign${opposite.length ? "; punctuation has it" : ""}.`),
       legend(scale)),
     ...rows.map(({ name, units }) => element("section", { className: "passage" }, element("h4", {}, name),
       scored(units.map((unit) => ({ ...unit, spelled: unit.isOpposite ? "opposite sign" : unit.matters ? "same sign" : "matters little" })),

@@ -2,6 +2,7 @@
 
 import { drawAttribution } from "./attribution.js";
 import { drawComparison } from "./compare.js";
+import { drawEvaluation, evaluationRequests } from "./evaluation.js";
 import { drawExplanation } from "./explain.js";
 import { drawFlow } from "./flow.js";
 import { drawLayerNorm } from "./layer_norm.js";
@@ -38,7 +39,7 @@ const OBJECTIVES = {
 
 // `entry`: the part of the page; `kinds`: models that it is for, all if absent; `route`: the gradient
 // route that it needs; `isCheap`: a URL with a result runs it again; `hasDryRun`: its requests can be
-// checked before the run; `uses`: whether it uses all texts, text A or none; `second`: requests after
+// checked before the run; `isOfTwo`: it compares two served models; `uses`: whether it uses all texts, text A or none; `second`: requests after
 // the first answer, with their own drawing function and checks.
 export const SECTIONS = {
   explain: {
@@ -47,7 +48,7 @@ export const SECTIONS = {
     second: secondRequests, drawSecond, checks: secondChecks,
   },
   attribute: {
-    entry: "why", route: "attribute", button: "Attribute", nothing: "Choose at least one method.", isCheap: true, hasDryRun: true,
+    entry: "defect", route: "attribute", button: "Attribute", nothing: "Choose at least one method.", isCheap: true, hasDryRun: true,
     requests: (inputs, model) => inputs.method.map((method) => ({
       name: method.replaceAll("_", " "),
       path: "debug/attribute",
@@ -69,9 +70,15 @@ export const SECTIONS = {
     })),
     draw: drawAttribution,
   },
+  questions: {
+    entry: "why", kinds: ["embedding", "reranker", "multi", "sparse"], button: "Run the questions", uses: () => "none",
+    nothing: "Paste questions, or open a file.",
+    requests: evaluationRequests,
+    draw: drawEvaluation,
+  },
   compare: {
-    entry: "why", kinds: ["embedding"], button: "Compare", uses: () => "none",
-    nothing: "Choose another model: this service has no other one of this kind.",
+    entry: "why", kinds: ["embedding"], isOfTwo: true, button: "Compare", uses: () => "none",
+    nothing: "Choose another model.",
     requests: compareRequests,
     draw: drawComparison,
   },

@@ -1,6 +1,6 @@
 // Tables that a click on a heading sorts.
 
-import { element, raw, shown } from "./dom.js";
+import { element, exact, raw, shown } from "./dom.js";
 
 // A cell that shows a rounded number, and sorts and exports the exact one.
 export const number = (value, text = shown(value)) => ({ value, text });
@@ -19,7 +19,7 @@ export function table(caption, heads, rows) {
 
 function cell(content) {
   if (content === null || typeof content !== "object" || content instanceof Node) return element("td", {}, content ?? "–");
-  return element("td", { className: "number", title: raw(content.value), data: { value: raw(content.value) } }, content.text);
+  return element("td", { className: "number", title: exact(content.value), data: { value: raw(content.value) } }, content.text);
 }
 
 // Numbers are sorted from the largest first, texts from A first; a second click reverses.

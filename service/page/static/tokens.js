@@ -1,7 +1,7 @@
 // Tokens and words of texts as chips, coloured by their scores.
 
 import { diverging, warmth } from "./colours.js";
-import { element, notation, raw } from "./dom.js";
+import { element, exact, notation, raw } from "./dom.js";
 import { rove } from "./roving.js";
 
 // Offsets from the service count code points, but string indices count UTF-16 code units.
@@ -69,21 +69,22 @@ export function largest(scores) {
 }
 
 // A row of chips, which is one tab stop. `paint(scores, scale, isSigned)` colours them. `select` is
-// called with the index of the focused or hovered chip, and with null when it is left.
-export function chips(units, name, select = () => {}) {
+// called with the index of the focused or hovered chip, and with null when it is left. With the `side` of a text, chips
+// are buttons, see whatif.js.
+export function chips(units, name, select = () => {}, side = undefined) {
   const scoreOf = units.map(() => element("span", { className: "score" }));
-  const items = units.map((unit, index) => element("li", {
+  const items = units.map((unit, index) => element(side ? "button" : "li", {
     className: `chip${unit.text === null ? " special" : unit.isSentence ? " sentence" : ""}${unit.isOpposite ? " opposite" : ""}`,
-    role: "option",
-    aria: { selected: "false" },
+    ...(side ? { type: "button", aria: { pressed: "false" } } : { role: "option", aria: { selected: "false" } }),
   }, element("span", { className: "word" }, unit.content), " ", scoreOf[index]));
   const readout = element("p", { className: "readout muted" });
-  const list = element("ol", { className: "chips", role: "listbox", aria: { label: name } }, ...items);
+  const list = side ? element("div", { className: "chips", role: "toolbar", data: { side }, aria: { label: name } }, ...items)
+    : element("ol", { className: "chips", role: "listbox", aria: { label: name } }, ...items);
   rove(list, items);
   let scores = [];
   const choose = (index) => {
-    items.forEach((item, at) => { item.ariaSelected = String(at === index); });
-    if (index !== null) readout.textContent = `${units[index].content} (${units[index].spelled}): ${scores[index] === null ? "not measured" : raw(scores[index])}`;
+    if (!side) items.forEach((item, at) => { item.ariaSelected = String(at === index); });
+    if (index !== null) readout.textContent = `${units[index].content} (${units[index].spelled}): ${scores[index] === null ? "not measured" : exact(scores[index])}`;
     select(index);
   };
   items.forEach((item, index) => {
@@ -106,17 +107,17 @@ export function chips(units, name, select = () => {}) {
 }
 
 // Chips with fixed scores.
-export function scored(units, scores, scale, name, isSigned = true) {
-  const made = chips(units, name);
+export function scored(units, scores, scale, name, { isSigned = true, side } = {}) {
+  const made = chips(units, name, undefined, side);
   made.paint(scores, scale, isSigned);
   return made.node;
 }
 
-// The scale of the colours. Only signed scores have a negative end.
-export function legend(scale, isSigned = true) {
+// The scale of the colours. Only signed scores have a negative end. `ends`: what both ends mean.
+export function legend(scale, { isSigned = true, ends: [low = "", high = ""] = [] } = {}) {
   const { show, unit } = notation(scale);
   return element("div", { className: "legend", aria: { hidden: "true" } },
-    isSigned ? show(-scale) : "0",
+    `${low} ${isSigned ? show(-scale) : "0"}`,
     element("span", { className: `ramp ${isSigned ? "diverging" : "warm"}` }),
-    `${isSigned ? "+" : ""}${show(scale)} ${unit}`);
+    `${isSigned ? "+" : ""}${show(scale)} ${unit} ${high}`);
 }

@@ -4,7 +4,6 @@ import { explainedTexts, isCut, nameOf } from "./deletion.js";
 import { byId, element, listed, muted, shown, signed } from "./dom.js";
 import { measure } from "./measure.js";
 import { Problem } from "./request.js";
-import { rove } from "./roving.js";
 import { number, table } from "./tables.js";
 import { key } from "./state.js";
 import { without } from "./tokens.js";
@@ -38,7 +37,8 @@ export function showWhatIf(runs, inputs, model) {
     if (value === "" || (dataset.original ?? original) !== original) reset(side, text);
     dataset.original = original;
   }
-  drawWords();
+  for (const side of sides) connectChips(side);
+  showStruck();
   update();
 }
 
@@ -51,26 +51,26 @@ function reset(side, text) {
   struckOf(side).value = "";
 }
 
-function drawWords() {
-  box.querySelector(".words").replaceChildren(...shownFor.sides.map((side) => {
+const chipsOf = ({ side }) => [...document.querySelectorAll(`#explain [data-side=${side}] .chip`)];
+
+// The words of the explanation themselves are struck out.
+function connectChips(side) {
+  chipsOf(side).forEach((chip, index) => chip.addEventListener("click", () => {
     const struck = struckWords(side.side);
-    const buttons = side.units.map((word, index) => {
-      const button = element("button", { type: "button", className: "strike", aria: { pressed: String(struck.has(index)) } }, word.content);
-      button.addEventListener("click", () => {
-        if (!struck.delete(index)) struck.add(index);
-        button.ariaPressed = String(struck.has(index));
-        struckOf(side.side).value = [...struck].join();
-        edited(side.side).value = without(side.text, side.units.filter((_, at) => struck.has(at)));
-        update();
-        changed();
-      });
-      return button;
-    });
-    const name = edited(side.side).closest("label").querySelector(".name:not([hidden])").textContent.replace(", edited", "");
-    const bar = element("div", { className: "strikes", role: "toolbar", aria: { label: `Words of ${name}: strike out` } }, ...buttons);
-    rove(bar, buttons);
-    return element("div", {}, element("h4", {}, name), bar);
+    if (!struck.delete(index)) struck.add(index);
+    struckOf(side.side).value = [...struck].join();
+    edited(side.side).value = without(side.text, side.units.filter((_, at) => struck.has(at)));
+    showStruck();
+    update();
+    changed();
   }));
+}
+
+function showStruck() {
+  for (const side of shownFor.sides) {
+    const struck = struckWords(side.side);
+    chipsOf(side).forEach((chip, index) => { chip.ariaPressed = String(struck.has(index)); });
+  }
 }
 
 function update() {
@@ -122,13 +122,13 @@ export function connectWhatIf(onChange) {
   for (const side of ["a", "b"]) {
     edited(side).addEventListener("input", () => {
       struckOf(side).value = "";
-      drawWords();
+      showStruck();
       update();
     });
   }
   box.querySelector(".undo").addEventListener("click", () => {
     for (const { side, text } of shownFor.sides) reset(side, text);
-    drawWords();
+    showStruck();
     update();
     changed();
   });

@@ -91,6 +91,12 @@ def run(page: Browser, section: str) -> str:
     return find(page, f"#{section} .result").text
 
 
+def strike(page: Browser, word: str) -> None:
+    """Strike out the first word with this content in the explanation."""
+    words = page.find_elements(By.CSS_SELECTOR, "#explain [role=toolbar] .chip .word")
+    next(found for found in words if found.text == word).click()
+
+
 def second_opinion(page: Browser) -> str:
     """Wait until the gradients of the explanation are there, and return their text."""
     until(lambda: find(page, ".second").get_attribute("aria-busy") == "false")

@@ -88,7 +88,7 @@ def check_screen(page: Browser, screen: str) -> None:
     assert small == []
 
 
-@pytest.mark.parametrize("section", ["explain", "attribute", "compare", "flow", "parity", "vjp"])
+@pytest.mark.parametrize("section", ["explain", "attribute", "questions", "flow", "parity", "vjp"])
 def test_view_has_no_violations(browser: Browser, url: str, section: str) -> None:
     page = open_page(browser, f"{url}/debug#tab={section}")
     cotangent = json.dumps([round(math.sin(index), 2) for index in range(32)])
@@ -103,6 +103,12 @@ def test_view_has_no_violations(browser: Browser, url: str, section: str) -> Non
         second_opinion(page)
     if section in ("attribute", "flow", "parity"):
         until(lambda: find(page, f"#{section} .chart .main-svg").is_displayed())
+    check(page)
+
+
+def test_comparison_without_another_model_has_no_violations(browser: Browser, url: str) -> None:
+    page = open_page(browser, f"{url}/debug#tab=compare")
+    until(lambda: find(page, "#one-model").is_displayed())
     check(page)
 
 

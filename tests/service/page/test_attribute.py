@@ -96,12 +96,10 @@ def test_words_and_tokens_have_the_same_sum(page: Browser, url: str) -> None:
 
 def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str) -> None:
     page = open_page(browser, f"{reranker_url}/debug#tab=attribute", "reranker")
-    assert [tab for tab in texts(page, "[role=tab]") if tab] == [
-        "Explain",
-        "All targets and methods",
-    ]
-    find(page, "[data-entry=defect]").click()
-    assert [tab for tab in texts(page, "[role=tab]") if tab] == ["LayerNorm"]
+    debugging = ["LayerNorm", "All targets and methods"]
+    assert [tab for tab in texts(page, "[role=tab]") if tab] == debugging
+    find(page, "[data-entry=why]").click()
+    assert [tab for tab in texts(page, "[role=tab]") if tab] == ["Explain", "Questions"]
     show(page, "attribute")
     labels = [label.split("\n")[0] for label in texts(page, ".texts label") if label]
     assert labels == ["Query", "Document", "Other document (optional)"]

@@ -103,6 +103,7 @@ def test_safetensors_are_read_as_by_their_library(browser: Browser, url: str) ->
 
 def test_service_with_one_model_has_nothing_to_compare(browser: Browser, url: str) -> None:
     page = open_page(browser, f"{url}/debug#tab=compare")
-    run(page, "compare")
-    problem = find(page, "#compare > .problem").text
-    assert problem == "Choose another model: this service has no other one of this kind."
+    until(lambda: find(page, "#one-model").is_displayed())
+    assert "To compare two, serve both" in find(page, "#one-model").text
+    assert not find(page, "#compare .go").is_enabled()
+    assert not find(page, "[name=other]").is_displayed()

@@ -8,6 +8,7 @@ import httpx2
 import numpy as np
 import pytest
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from sentence_transformers import CrossEncoder
 
 from service.app import create_app
@@ -26,6 +27,7 @@ from tests.service.page.browsing import (
     run,
     served,
     shows,
+    strike,
     texts,
     type_text,
     until,
@@ -136,7 +138,7 @@ def test_words_have_the_numbers_of_classify(browser: Browser, plain_url: str) ->
     first, other = result["explanations"][0]["texts"]
     rows = [*rows_of(first, text, "First text"), *rows_of(other, second, "Second text")]
     check_rows(page, rows)
-    assert "Which words raise or lower the score of sad?" in texts(page, "#explain h3")
+    assert "Words that raise or lower the score of sad" in texts(page, "#explain h3")
 
 
 @pytest.mark.parametrize("kind", ["embedding", "reranker", "sparse", "multi"])
@@ -304,7 +306,7 @@ def test_struck_word_has_the_number_of_the_explanation(
 ) -> None:
     page = opened(browser, plain_url, "embedding")
     (left_out,) = (float(row[2]) for row in cells(page, EFFECTS) if row[:2] == [word, "Text A"])
-    page.find_element(By.XPATH, f"//*[@role='toolbar']/button[text()='{word}']").click()
+    strike(page, word)
     until(lambda: texts(page, "#whatif td"))
     ((name, before, after, difference),) = cells(page, "Result of the served model")
     assert name == "cosine similarity"
@@ -325,8 +327,17 @@ def test_struck_word_has_the_number_of_the_explanation(
     until(lambda: "Nothing is struck out or edited" in find(page, "#whatif").text)
     restored = open_page(page, address, has_gradients=False)
     until(lambda: texts(restored, "#whatif td"))
-    assert texts(restored, ".strike[aria-pressed=true]") == [word]
+    assert texts(restored, ".chip[aria-pressed=true] .word") == [word]
     assert float(cells(restored, "Result of the served model")[0][2]) == float(after)
+
+
+def test_words_are_struck_out_by_the_keyboard(browser: Browser, plain_url: str) -> None:
+    page = opened(browser, plain_url, "embedding")
+    page.execute_script("document.querySelector('[data-side=a] .chip').focus()")
+    for pressed in (Keys.ARROW_RIGHT, Keys.ENTER, Keys.END, Keys.SPACE):
+        page.switch_to.active_element.send_keys(pressed)
+    assert texts(page, ".chip[aria-pressed=true] .word") == ["cat", "."]
+    assert find(page, "[name=edited-a]").get_property("value") == "The sat on the mat"
 
 
 def test_sum_of_several_struck_words_is_said_to_be_inexact(
@@ -334,7 +345,7 @@ def test_sum_of_several_struck_words_is_said_to_be_inexact(
 ) -> None:
     page = opened(browser, plain_url, "embedding")
     for word in ("cat", "sat"):
-        page.find_element(By.XPATH, f"//*[@role='toolbar']/button[text()='{word}']").click()
+        strike(page, word)
     until(partial(shows, page, "#whatif", "The sum is not exact"))
     assert find(page, "[name=edited-a]").get_property("value") == "The on the mat."
     rows = {row[0]: float(row[2]) for row in cells(page, EFFECTS) if row[1] == "Text A"}
@@ -358,7 +369,7 @@ def test_edited_text_moves_the_similarity(browser: Browser, plain_url: str, edit
 
 def test_edited_text_moves_score_rank_and_labels(browser: Browser, plain_url: str) -> None:
     page = opened(browser, plain_url, "reranker", a=QUERY, b=DOCUMENT, c=OTHER)
-    page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='w5']").click()
+    strike(page, "w5")
     until(lambda: texts(page, "#whatif td"))
     rows = {row[0]: row[1:] for row in cells(page, "Result of the served model")}
     first, other = scored(plain_url, "reranker", QUERY, "w21 w33", OTHER)["scores"]

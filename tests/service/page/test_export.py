@@ -10,7 +10,6 @@ import httpx2
 import numpy as np
 import pytest
 from PIL import Image
-from selenium.webdriver.common.by import By
 
 from tests.service.page.browsing import (
     CAT,
@@ -22,6 +21,7 @@ from tests.service.page.browsing import (
     run,
     second_opinion,
     served,
+    strike,
     texts,
     type_text,
     until,
@@ -107,7 +107,7 @@ def test_report_opens_without_a_service_and_requests_nothing(
     page: Browser, url: str, exported: Export
 ) -> None:
     second_opinion(page)
-    page.find_element(By.XPATH, "//*[@role='toolbar']/button[text()='cat']").click()
+    strike(page, "cat")
     until(lambda: "Difference" in find(page, "#whatif").text)
     figure = find(page, ".figure strong").text
     chips = texts(page, "#explain .chip")

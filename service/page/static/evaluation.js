@@ -1,0 +1,93 @@
+// Many questions at once: metrics of the rankings, and the questions whose first document is not expected.
+
+import { byId, count, element, facts, muted, percent, shown } from "./dom.js";
+import { hits, meanNdcg, meanReciprocalRank, rankingOf } from "./metrics.js";
+import { parseQuestions } from "./question_file.js";
+import { scoreBody } from "./questions.js";
+import { headline } from "./reading.js";
+import { Problem } from "./request.js";
+import { number, table } from "./tables.js";
+
+const MOST_NAMED = 5;
+
+export function evaluationRequests(inputs, model) {
+  const { questions, problems } = parseQuestions(inputs["question-list"]);
+  if (problems.length) throw new Problem(named(problems), null, "question-list");
+  return questions.map((question) => ({
+    question, total: questions.length, isOptional: true, name: `question of line ${question.line}`,
+    path: "score", body: scoreBody(question.query, question.documents, model),
+  }));
+}
+
+function named(problems) {
+  const others = problems.length - MOST_NAMED;
+  return [...problems.slice(0, MOST_NAMED), ...(others > 0 ? [`${count(others, "further wrong line")}`] : [])].join("; ");
+}
+
+export function drawEvaluation(runs, inputs) {
+  const answered = runs.filter(({ result }) => result).map(({ question, result: { scores } }) =>
+    ({ ...question, ...rankingOf(scores, question.relevance) }));
+  const missing = runs[0].total - answered.length;
+  const failures = answered.filter(({ rank }) => rank > 1);
+  const k = Math.max(1, Math.floor(Number(inputs["hits-k"])) || 1);
+  const first = answered.length - failures.length;
+  return [
+    headline(percent(first / answered.length), "hits@1",
+      `${first} of ${count(answered.length, "question")} ${first === 1 ? "has" : "have"} an expected document first.`,
+      missing ? `${count(missing, "question")} of ${runs[0].total} ${missing === 1 ? "has" : "have"} no result and ${missing === 1 ? "does" : "do"} not count.` : ""),
+    facts({
+      "hits@1": shown(hits(answered, 1)), [`hits@${k}`]: shown(hits(answered, k)),
+      MRR: shown(meanReciprocalRank(answered)), "nDCG@10": shown(meanNdcg(answered)),
+    }),
+    ...runs.filter(({ problem }) => problem).slice(0, MOST_NAMED).map(({ problem }) => muted(problem)),
+    ...(failures.length ? [failureTable(failures)] : [element("p", {}, "No question has another document first.")]),
+  ];
+}
+
+// The question with the largest distance to the first place comes first.
+function failureTable(failures) {
+  const rows = [...failures].sort((one, other) => one.margin - other.margin).map(({ query, documents, expected, rival, rank, margin }) => {
+    const open = element("button", { type: "button", className: "link", title: "Explain this ranking" }, query);
+    open.addEventListener("click", () => openQuestion(query, documents, expected, rival));
+    return [open, number(rank, `${rank} of ${documents.length}`), number(margin), clipped(documents[expected]), clipped(documents[rival])];
+  });
+  return element("div", { className: "failures" },
+    table("Questions whose first document is not expected", ["Query", "Rank", "Margin", "Expected document", "First document"], rows),
+    muted("Rank: place of the best expected document. Margin: its score less that of the first document."));
+}
+
+const clipped = (text) => element("div", { className: "clipped", title: text }, text);
+
+// Explain why a document is before the expected one.
+function openQuestion(query, documents, expected, first) {
+  for (const [name, text] of Object.entries({ a: query, b: documents[expected], c: documents[first] })) setInput(name, text);
+  byId("tab-explain").click();
+  byId("tab-explain").focus();
+  byId("explain").querySelector(".go").click();
+}
+
+function setInput(name, text) {
+  const input = document.querySelector(`[name=${name}]`);
+  input.value = text;
+  input.dispatchEvent(new Event("input"));
+}
+
+// Read files that are chosen or dropped, and say at once what the list has.
+export function connectEvaluation() {
+  const list = document.querySelector("[name=question-list]");
+  const read = async (file) => setInput("question-list", await file.text());
+  byId("question-file").addEventListener("change", ({ target: { files } }) => { if (files.length) read(files[0]); });
+  byId("questions").addEventListener("dragover", (event) => event.preventDefault());
+  byId("questions").addEventListener("drop", (event) => {
+    if (!event.dataTransfer.files.length) return;
+    event.preventDefault();
+    read(event.dataTransfer.files[0]);
+  });
+  const summarize = () => {
+    const { questions, problems } = parseQuestions(list.value);
+    byId("questions-read").textContent = problems.length ? `Wrong lines: ${named(problems)}.`
+      : `${count(questions.length, "question")} with ${count(questions.reduce((sum, { documents }) => sum + documents.length, 0), "document")}.`;
+  };
+  list.addEventListener("input", summarize);
+  summarize();
+}

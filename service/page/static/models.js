@@ -1,0 +1,19 @@
+// The served models.
+
+import { byId, element } from "./dom.js";
+import { MODEL, servedModels } from "./request.js";
+import { key, state } from "./state.js";
+
+// With several models, link to the page of each, and offer the others for comparison.
+export async function showModels() {
+  const models = state.models = await servedModels(key());
+  const chosen = MODEL ?? state.model?.name;
+  byId("models").replaceChildren(...(models.length < 2 ? [] : models.map(({ name }) =>
+    element("a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === chosen } }, name))));
+  const others = document.querySelector("[name=other]");
+  const { value } = others;
+  others.replaceChildren(...models.filter(({ name }) => name !== chosen).map(({ name }) => element("option", {}, name)));
+  if ([...others.options].some((option) => option.value === value)) others.value = value;
+  byId("one-model").hidden = others.length > 0;
+  byId("compared").hidden = others.length === 0;
+}

@@ -1,0 +1,255 @@
+"""What the page says about results, mostly about responses that are written here."""
+
+import json
+from functools import partial
+
+import pytest
+from sentence_transformers import SparseEncoder
+
+from models.artifact import Artifact
+from tests.service.page.browsing import (
+    Browser,
+    Json,
+    find,
+    number,
+    open_page,
+    shows,
+    texts,
+    type_text,
+    until,
+)
+from tests.service.page.test_accessibility import shown_on
+
+# A browser may start slowly: the timeout only bounds a hang.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def plain_page(browser: Browser, plain_url: str) -> Browser:
+    return open_page(browser, f"{plain_url}/debug?model=embedding", has_gradients=False)
+
+
+def value_of(page: Browser, module: str, expression: str, *values: object) -> str:
+    """Return the text of an expression with a module of the page, `own`, and `values`."""
+    value: str = page.execute_script(
+        f"const values = [...arguments]; return import('./debug/assets/{module}.js')"
+        f".then((own) => {expression})",
+        *values,
+    )
+    return value
+
+
+Words = dict[str, float | None]
+
+
+def explained(words: Words) -> Json:
+    """Return the explanation of a text of these words: the score less that without the word."""
+    units, start = [], 0
+    for rank, (word, left_out) in enumerate(words.items(), start=1):
+        end = start + len(word)
+        numbers = {"left_out": left_out, "alone": left_out, "rank": rank}
+        units.append({"start": start, "end": end, **numbers})
+        start = end + 1
+    text = {"start": 0, "end": start - 1, "whole": 0.5, "empty": 0.0}
+    return {**text, "by": "words", "units": units}
+
+
+def score_run(query: Words, document: Words, again: Words = {}, other: Words = {}) -> Json:  # noqa: B006
+    """Return a request of two texts with its response, or of three: query, document and other.
+
+    `again` are the numbers of the query in the score of the other document.
+    """
+    pairs = [(query, document), (again, other)] if other else [(query, document)]
+    explanations = [{"texts": [explained(text) for text in pair]} for pair in pairs]
+    body = {"queries": " ".join(query), "documents": [" ".join(words) for _, words in pairs]}
+    result = {"kind": "cosine", "scores": [0.5, 0.25][: len(pairs)], "explanations": explanations}
+    return {"key": "deletion", "path": "score", "body": body, "result": result}
+
+
+def card(page: Browser, run: Json) -> str:
+    """Return the text of the evidence for a run."""
+    drawn = "own.deletionCard(values[0], {kind: 'embedding'}).textContent"
+    return value_of(page, "deletion", drawn, run)
+
+
+def difference_run() -> Json:
+    """Return the explanation of a document that is ranked first by "cat", against "dog"."""
+    return score_run(
+        {"pet": 0.1}, {"cat": 0.3, "a": 0.0}, {"pet": 0.2}, {"dog": 0.25, "the": -0.15}
+    )
+
+
+def test_words_of_two_documents_speak_for_one_of_them(plain_page: Browser) -> None:
+    shown = card(plain_page, difference_run())
+    # "the" lowers the score of the other document, and so speaks for the first one.
+    assert "“cat” (text B) and “the” (text C) speak most for text B." in shown
+    assert "“dog” (text C) and “pet” (text A) speak most for text C." in shown
+    assert "for text C \N{MINUS SIGN}0.300+0.300  for text B" in shown
+    assert "A word that raises the score of text C lowers the difference" in shown
+
+
+def test_titles_with_two_documents_are_neutral(plain_page: Browser) -> None:
+    page = plain_page
+    assert find(page, "#explain h2").text == "Why are these two texts similar?"
+    type_text(page, "c", "A dog ran.")
+    assert find(page, "#explain h2").text == "Why is text A closer to one of texts B and C?"
+    assert card(page, difference_run()).startswith("Words that speak for text B or for text C")
+
+
+def test_answer_with_two_documents_is_the_difference(plain_page: Browser) -> None:
+    drawn = "own.drawExplanation([values[0]], {}, {kind: 'embedding'}).firstChild.textContent"
+    shown = value_of(plain_page, "explain", drawn, difference_run())
+    assert shown.startswith("+0.2500 difference in cosine similarity")
+    assert "Text B ranks above text C, whose score is 0.2500." in shown
+    assert "The cosine similarity of text B is 0.5000." in shown
+
+
+def test_word_that_was_measured_for_one_document_alone_is_said_to_be(plain_page: Browser) -> None:
+    run = score_run({"pet": 0.1, "?": 0.1}, {"cat": 0.3}, {"pet": 0.2, "?": None}, {"dog": 0.2})
+    assert ", or it was measured for one of the documents alone" in card(plain_page, run)
+    run = score_run({"pet": 0.1, "?": None}, {"cat": 0.3})
+    assert "“\N{EN DASH}” was not measured" in card(plain_page, run)
+    assert "for one of the documents alone" not in card(plain_page, run)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "multi"])
+@pytest.mark.parametrize("has_other", [True, False])
+def test_second_opinion_is_of_a_difference_only_if_the_first_answer_is(
+    plain_page: Browser, kind: str, has_other: bool
+) -> None:
+    run = difference_run()
+    if not has_other:
+        # The tokens of the request did not suffice for the other document.
+        run["result"]["explanations"][1] = None
+    inputs = {"a": "pet", "b": "cat a", "c": "dog the", "pair-layer": "output"}
+    gradients = {"routes": ["attribute"], "targets": ["maxsim"]}
+    model = {"kind": kind, "similarity": "cosine", "prompts": [], "gradients": gradients}
+    sent = value_of(
+        plain_page,
+        "second",
+        "JSON.stringify(own.secondRequests(values[0], values[1], [values[2]]))",
+        inputs,
+        model,
+        run,
+    )
+    requests = json.loads(sent)
+    targets = [request["body"]["target"] for request in requests]
+    others = {target.get("negative") or target.get("versus") for target in targets}
+    assert others == ({"dog the"} if has_other else {None})
+
+
+def test_punctuation_is_never_named_as_evidence(plain_page: Browser) -> None:
+    shown = card(plain_page, score_run({"cat": 0.1, "?": 0.4}, {"feline": 0.2, "...": -0.4}))
+    for word in ("“?”", "“...”"):
+        assert word not in shown
+    assert "without “cat” in text A the result is 0.4000" in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "effect", "is_said"),
+    [
+        ("not", 0.02, True),
+        ("Never", -0.02, True),
+        ("doesn't", 0.02, True),
+        ("won\N{RIGHT SINGLE QUOTATION MARK}t", -0.02, True),
+        ("not", -0.2, False),
+        ("knot", 0.02, False),
+        ("nothing", None, False),
+    ],
+)
+def test_negation_that_hardly_moves_the_score_is_named(
+    plain_page: Browser, word: str, effect: float | None, is_said: bool
+) -> None:
+    run = score_run({"cats": 0.4, word: effect}, {"cats": 0.3})
+    shown = card(plain_page, run)
+    assert (f"The model hardly sees the negation “{word}” of text A" in shown) == is_said
+    if is_said:
+        assert effect is not None
+        change = f"{-effect:+.4f}".replace("-", "\N{MINUS SIGN}")
+        assert f"changes by {change}, without another word by up to 0.4000" in shown
+
+
+def test_negation_is_not_judged_by_a_difference(plain_page: Browser) -> None:
+    run = score_run({"not": 0.1}, {"cat": 0.3}, {"not": 0.1}, {"dog": 0.2})
+    assert "negation" not in card(plain_page, run)
+
+
+@pytest.mark.parametrize(
+    ("similarity", "words", "is_low"),
+    [
+        (0.95, "nearly the same", False),
+        (0.7, "very similar", False),
+        (0.55, "similar", False),
+        (0.368, "weakly similar", True),
+        (0.1, "no more similar than unrelated texts", True),
+    ],
+)
+def test_similarity_is_read_by_its_distance_from_unrelated_texts(
+    plain_page: Browser, similarity: float, words: str, is_low: bool
+) -> None:
+    drawn = "own.similarityReading(values[0], 'cosine similarity', {unrelated: 0.02, itself: 1})"
+    shown = value_of(plain_page, "reading", f"{drawn}.textContent", similarity)
+    assert f"These texts are {words}, for this model." in shown
+    assert ("The model's card names its languages." in shown) == is_low
+
+
+@pytest.mark.parametrize("expression", ["rounded(-1e-9, 1)", "percent(-1e-9)", "fixed(-0.0004, 3)"])
+def test_number_that_is_rounded_to_zero_has_no_sign(plain_page: Browser, expression: str) -> None:
+    shown = value_of(plain_page, "dom", f"own.{expression}")
+    assert number(shown.removesuffix(" %")) == 0
+    assert shown[0] == "0"
+
+
+def test_hover_shows_the_digits_of_float32(plain_page: Browser) -> None:
+    assert value_of(plain_page, "dom", "own.exact(values[0])", 0.12345678912345678) == "0.123457"
+    assert value_of(plain_page, "dom", "own.exact(null)") == "NaN"
+    cells = plain_page.execute_script(
+        "return [...document.querySelectorAll('#explain td.number')]"
+        ".map(({title, dataset}) => [title, dataset.value])"
+    )
+    assert cells
+    for title, value in cells:
+        assert number(title) == pytest.approx(float(value), rel=1e-5)
+        assert len(title.lstrip("\N{MINUS SIGN}0.")) <= len("123456e-10")
+
+
+def test_words_are_not_clipped_on_a_narrow_screen(browser: Browser, plain_url: str) -> None:
+    metrics = {"width": 330, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    with shown_on(browser, "phone"):
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        page = open_page(
+            browser, f"{plain_url}/debug?model=embedding#b={'longword' * 12}", has_gradients=False
+        )
+        until(lambda: texts(page, "#explain .chip"))
+        outside = page.execute_script(
+            "return [...document.querySelectorAll('.chip, textarea')].filter((part) => "
+            "part.offsetParent && (part.getBoundingClientRect().right > 330 || "
+            "part.scrollWidth > part.clientWidth)).map((part) => part.outerHTML)"
+        )
+        assert outside == []
+        assert page.execute_script("return document.documentElement.scrollWidth") <= 330
+
+
+def test_nothing_is_asked_before_the_model_is_known(browser: Browser, plain_url: str) -> None:
+    browser.get(f"{plain_url}/debug?model=unknown")
+    until(lambda: find(browser, "#unavailable").text)
+    assert not find(browser, ".texts").is_displayed()
+    assert not find(browser, "#explain").is_displayed()
+
+
+def test_entries_of_a_sparse_vector_are_offered_with_their_weights(
+    browser: Browser, sparse_url: str, sparse_encoder: tuple[SparseEncoder, Artifact]
+) -> None:
+    page = open_page(browser, f"{sparse_url}/debug#tab=attribute", "sparse")
+    type_text(page, "a", "w7 w9")
+    expected = sparse_encoder[0].encode(["w7 w9"], convert_to_sparse_tensor=False)[0]
+    until(partial(shows, page, "#vocabulary", f"{expected.max():.2f}"))
+    entries = [entry.rsplit(" ", 1) for entry in texts(page, "#vocabulary button")]
+    assert len(entries) == 10
+    ids = sparse_encoder[0].tokenizer.convert_tokens_to_ids([token for token, _ in entries])
+    weights = [number(weight) for _, weight in entries]
+    assert weights == pytest.approx(expected[ids].tolist(), abs=0.006)
+    assert weights == sorted(weights, reverse=True)
+    page.find_elements("css selector", "#vocabulary button")[2].click()
+    assert find(page, "[name=token]").get_property("value") == entries[2][0]
+    assert f"token={entries[2][0]}" in page.current_url
