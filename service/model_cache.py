@@ -111,7 +111,7 @@ class _Entry:
         """Return the path of the artifact, after an export if `refresh` or if there is none."""
         if not refresh and (path := self._cached()):
             return path
-        with self._locked() as lock:
+        with _exit_on_signals(), self._locked() as lock:
             # Another process may have exported the model meanwhile.
             if not refresh and (path := self._cached()):
                 return path
@@ -159,7 +159,12 @@ class _Entry:
         log.info("exporting %s, once, to %s", self.model, self.folder)
         new, old = self.folder / ".new", self.folder / ".old"
         options = (*self.options, *(("--revision", revision) if revision else ()))
-        _run(self.model, [*options, "--out", str(new), "--", self.model], lock)
+        try:
+            _run([*options, "--out", str(new), "--", self.model], lock)
+        except ArtifactError as error:
+            # A mistyped path can look like a hub id.
+            place = ", which is no folder or package here," if self.revision else ""
+            raise ArtifactError(f"{self.model}{place} cannot be exported: {error}") from error
         commit = Artifact.load(new).manifest.revision
         path = self._path(self.content or str(commit))
         if path.exists():
@@ -195,29 +200,25 @@ def _file_name(model: str) -> str:
     return quote(model.replace("/", "--"), safe="")
 
 
-def _run(model: str, arguments: Sequence[str], lock: BinaryIO) -> None:
+def _run(arguments: Sequence[str], lock: BinaryIO) -> None:
     """Run `vitrine-export` in a child process, and log its output.
 
     Raises:
         ArtifactError: The export has failed.
-        SystemExit: SIGTERM or SIGINT was received; the child is killed.
     """
     failure = ""
-    with (
-        _exit_on_signals(),
-        subprocess.Popen(  # noqa: S603 - the names of models are arguments, after "--"
-            # -P keeps Python from importing a folder named "models" in the current directory.
-            [sys.executable, "-P", "-m", "models.export", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            pass_fds=[lock.fileno()],
-            process_group=0,  # SIGINT of a terminal is for this process, which kills the child
-            env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
-        ) as child,
-    ):
+    with subprocess.Popen(  # noqa: S603 - the names of models are arguments, after "--"
+        # -P keeps Python from importing a folder named "models" in the current directory.
+        [sys.executable, "-P", "-m", "models.export", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        pass_fds=[lock.fileno()],
+        process_group=0,  # SIGINT of a terminal is for this process, which kills the child
+        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+    ) as child:
         assert child.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             for line in child.stdout:
@@ -229,8 +230,9 @@ def _run(model: str, arguments: Sequence[str], lock: BinaryIO) -> None:
             child.kill()
             raise
     if child.returncode:
-        reason = failure or f"vitrine-export ended with status {child.returncode}; see the log"
-        raise ArtifactError(f"{model} cannot be exported: {reason}")
+        raise ArtifactError(
+            failure or f"vitrine-export ended with status {child.returncode}; see the log"
+        )
 
 
 @contextmanager

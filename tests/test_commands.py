@@ -123,7 +123,12 @@ def test_commands_are_verbs_of_one_command_and_have_old_names() -> None:
 def test_verb_passes_its_arguments_on(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     passed: list[Sequence[str]] = []
     module, _ = VERBS[verb]
-    monkeypatch.setattr(f"{module}.main", lambda arguments: passed.append(arguments) or 7)
+
+    def run(arguments: Sequence[str]) -> int:
+        passed.append(arguments)
+        return 7
+
+    monkeypatch.setattr(f"{module}.main", run)
     assert commands_of_vitrine.main([verb, "model", "--help"]) == 7
     assert passed == [["model", "--help"]]
 

@@ -19,6 +19,7 @@ from huggingface_hub import snapshot_download
 from sentence_transformers import SentenceTransformer
 
 from models.artifact import Artifact, ArtifactError
+from models.engines import Precision
 from models.export.__main__ import main as export
 from models.export.sources import _PINNED
 from service import model_cache
@@ -51,7 +52,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """The arguments of the exports, which run in this process, which has imported torch."""
     calls: list[Sequence[str]] = []
 
-    def run(_model: str, arguments: Sequence[str], _lock: BinaryIO) -> None:
+    def run(arguments: Sequence[str], _lock: BinaryIO) -> None:
         calls.append(arguments)
         assert export(arguments) == 0
 
@@ -175,7 +176,7 @@ def test_several_models_have_the_same_names(
     ],
 )
 def test_export_writes_the_graph_of_engine_and_precision(
-    engine: str, precision: model_cache.Precision, options: tuple[str, ...]
+    engine: str, precision: Precision, options: tuple[str, ...]
 ) -> None:
     assert _export_options(engine, precision) == options
 
@@ -293,7 +294,8 @@ def test_failed_export_ends_the_start_with_one_sentence(
         status, errors = outcome(started)
     assert status == 2
     last = errors.splitlines()[-1]
-    assert last.startswith(f"vitrine-serve: {model.partition('@')[0]} cannot be exported: ")
+    place = ", which is no folder or package here," if "/" in name else ""
+    assert last.startswith(f"vitrine-serve: {model.partition('@')[0]}{place} cannot be exported: ")
     assert sentence in last
     assert [path.name for path in cache.glob("*/*")] == ["lock"]
 
