@@ -32,12 +32,14 @@ from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer,
 from tests.serving import PATIENCE_S, lines_until, outcome, process
 
 ID = "someone/tiny"
+# Bound of a test with several exports, each of which takes a minute on a busy machine.
+_PATIENCE_S = 1800
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A small embedding model."""
-    save_checkpoint(tmp_path / "tiny", "bert")
+    save_checkpoint(tmp_path / "tiny", "bert", num_hidden_layers=1)
     save_tokenizer(tmp_path / "tiny")
     return tmp_path / "tiny"
 
@@ -321,14 +323,17 @@ def test_packaged_model_is_served_with_the_vectors_of_sentence_transformers(
     assert not any("exporting" in line for line in lines)
 
 
-@pytest.mark.slow
-def test_two_starts_at_once_export_once(folder: Path, cache: Path) -> None:
+def checking(folder: Path, cache: Path) -> subprocess.Popen[str]:
+    """Return a check of the service, which exports the model first."""
     command = [sys.executable, "-m", "service", str(folder), "--check"]
     environment = {**os.environ, **cache_in(cache)}
-    starts = [
-        subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_PATIENCE_S)
+def test_two_starts_at_once_export_once(folder: Path, cache: Path) -> None:
+    starts = [checking(folder, cache) for _ in range(2)]
     logs = [start.communicate()[1] for start in starts]
     assert [start.returncode for start in starts] == [0, 0], logs
     assert sum(log.count("INFO exporting ") for log in logs) == 1
@@ -350,6 +355,7 @@ def has_ended(pid: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(_PATIENCE_S)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only: reads /proc")
 def test_killed_exports_leave_nothing_that_a_later_start_takes(folder: Path, cache: Path) -> None:
     moments = random.Random(7)  # noqa: S311 - no secret
@@ -367,9 +373,9 @@ def test_killed_exports_leave_nothing_that_a_later_start_takes(folder: Path, cac
             started.kill()
             if kills_child:
                 os.kill(child, signal.SIGKILL)
-    with process("-m", "service", str(folder), "--check", **cache_in(cache)) as started:
-        status, errors = outcome(started)
-    assert status == 0, errors
+    start = checking(folder, cache)
+    errors = start.communicate()[1]
+    assert start.returncode == 0, errors
     names = [path.name for path in (cache / "tiny").iterdir()]
     assert len(names) == 2  # the artifact, and the lock
     assert not any(name.startswith(".") for name in names)
