@@ -85,7 +85,7 @@ def _default_cache() -> Path:
 def _export_options(engine: str, precision: Precision) -> tuple[str, ...]:
     """Return the options of `vitrine-export` for an engine; "auto" selects one on CPU."""
     if engine == "cuda" or precision == "float16":
-        return "--target", "cuda", "--dtype", precision
+        return "--target", "cuda", "--dtype", "float16" if precision == "float16" else "float32"
     return ("--precision", "int8") if precision == "int8" else ()
 
 

@@ -358,7 +358,7 @@ GUARDS = (
     # The cache of exported models.
     Guard(
         "service/model_cache.py",
-        "            commit = None if refresh else self._commit()  # of another version of the export",
+        "            commit = None if refresh else self._commit()",
         "            commit = None",
         f"{_S}test_new_version_of_the_export_keeps_the_commit_of_a_hub_id",
     ),

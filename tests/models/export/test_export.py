@@ -513,6 +513,7 @@ def test_unresolvable_source_error_names_the_places_searched(
 
 
 def test_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SourceError, match="--revision is for hub models"):
         resolve(str(tmp_path), "main")
     assert resolve(str(tmp_path)) == CheckpointSource(
