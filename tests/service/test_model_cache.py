@@ -23,6 +23,7 @@ from models.engines import Precision
 from models.export.__main__ import main as export
 from models.export.sources import _PINNED
 from service import model_cache
+from service.__main__ import main as serve
 from service.model_cache import _export_options, with_artifacts
 from service.settings import EngineSettings, ModelSettings, ModelsSettings, ServedModel, Settings
 from tests.conftest import MINILM
@@ -193,6 +194,18 @@ def test_default_cache_is_that_of_xdg(
     monkeypatch.setenv("XDG_CACHE_HOME", value)
     monkeypatch.setenv("HOME", "/home/me")
     assert str(model_cache._default_cache()) == (expected or "/home/me/.cache/vitrine")
+
+
+def test_command_takes_a_name_and_refresh(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(settings: Settings, *, refresh: bool) -> Settings:
+        raise ArtifactError(f"{settings.model.path}, {refresh}")
+
+    monkeypatch.setattr("service.__main__.with_artifacts", refuse)
+    monkeypatch.setattr("service.__main__.configure", lambda _: None)
+    assert serve([f"{ID}@v1", "--refresh"]) == 2
+    assert capsys.readouterr().err == f"vitrine-serve: {ID}@v1, True\n"
 
 
 # Files of a folder that can be no checkpoint, and the sentence about it.
