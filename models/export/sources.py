@@ -116,7 +116,10 @@ def resolve_locally(model: str) -> CheckpointSource | None:
 
 
 def content_sha256(folder: Path) -> str:
-    """Return the SHA-256 of all files of a model folder that an export may read."""
+    """Return the SHA-256 of all files of a model folder that an export may read.
+
+    The base model of an adapter is elsewhere, and not part of it.
+    """
     files = sorted({file for pattern in _FILES for file in folder.rglob(pattern)})
     digests = [f"{file.relative_to(folder)} {sha256(file)}" for file in files if file.is_file()]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
