@@ -305,7 +305,9 @@ class Artifact:
                 file or folder is a symbolic link, or something else that is not regular.
         """
         if not (path / MANIFEST).is_file():
-            raise ArtifactError(f"{path} is not an artifact: it has no {MANIFEST}")
+            raise ArtifactError(
+                f"{path} is not an artifact: it has no {MANIFEST}, which vitrine-export writes"
+            )
         present = set(_regular_files(path))
         with _open_regular(path, MANIFEST) as stream:
             manifest = _parse(_read_all(stream, MANIFEST))

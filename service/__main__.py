@@ -6,12 +6,14 @@ import json
 import logging
 import re
 import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
 
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
+from models.artifact import ArtifactError
 from models.printable import printable
 from service.api.schemas import EXAMPLE_INPUTS
 from service.api.server import Server
@@ -20,7 +22,8 @@ from service.check import access_warning, check
 from service.debug.pipeline.state import DebugState
 from service.debug.process_state import report
 from service.logs import configure
-from service.settings import Settings, from_command_line, ignored_variables
+from service.model_cache import with_artifacts
+from service.settings import ModelSettings, Settings, from_command_line, ignored_variables
 
 log = logging.getLogger("vitrine")
 
@@ -40,25 +43,54 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message}{hint}; {self.prog} --help lists all options\n")
 
 
-def main() -> int:
-    """Run `vitrine-serve` and return its exit status."""
+def parse(arguments: Sequence[str]) -> tuple[Settings, argparse.Namespace]:
+    """Return the settings, and the options `check` and `refresh`.
 
-    def greet() -> None:
-        _greet(server, settings, state)
-
+    Raises:
+        ValueError: Any error of `from_command_line`, or a model is named beside several.
+        SystemExit: `--help` was requested, or an option is unknown.
+    """
     parser = _Parser("vitrine-serve", description="Serve models over HTTP.")
+    parser.add_argument(
+        "name",
+        metavar="MODEL",
+        nargs="?",
+        help="artifact, model folder, installed package or hub id; the same as --model.path",
+    )
     parser.add_argument(
         "--check",
         action="store_true",
         help="check settings, API keys and artifacts without serving; exit with status 0 or 2",
     )
+    parser.add_argument(
+        "--refresh",
+        action="store_true",
+        help="export models again, hub models from their newest commit",
+    )
+    settings = from_command_line(arguments, parser)
+    options = parser.parse_args(arguments)
+    if options.name is not None:
+        if settings.models.folder or settings.models.served:
+            raise ValueError("MODEL and the settings models.folder and models.served are exclusive")
+        model = ModelSettings(path=options.name, name=settings.model.name)
+        settings = settings.model_copy(update={"model": model})
+    return settings, options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `vitrine-serve` and return its exit status."""
+
+    def greet() -> None:
+        _greet(server, settings, state)
+
     try:
-        settings = from_command_line(sys.argv[1:], parser)
+        settings, options = parse(sys.argv[1:] if arguments is None else arguments)
         configure(settings.server.log)
         for name in ignored_variables():
             log.warning("%s is not a setting and is ignored", name)
-        if parser.parse_args().check:
-            return 0 if check(settings) else 2
+        if options.check:
+            return 0 if check(settings, refresh=options.refresh) else 2
+        settings = with_artifacts(settings, refresh=options.refresh)
         app = create_app(settings, on_ready=greet)
         state: DebugState = app.state.vitrine
         warning = access_warning(settings) if state.keys.is_open else ""
@@ -67,7 +99,7 @@ def main() -> int:
             where = ".".join(map(str, problem["loc"])) or "settings"
             print(printable(f"vitrine-serve: {where}: {problem['msg']}"), file=sys.stderr)
         return 2
-    except (ValueError, OSError, SettingsError) as error:
+    except (ArtifactError, ValueError, OSError, SettingsError) as error:
         print(printable(f"vitrine-serve: {error}"), file=sys.stderr)
         return 2
     if warning:

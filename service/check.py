@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from models.artifact import Artifact, ArtifactError
 from models.engines import EngineError
@@ -16,23 +17,34 @@ from service.api.compat import tei
 from service.app import open_exporter
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.registry.registry import ModelRegistry
+from service.model_cache import with_artifacts
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")
 
 
-def check(settings: Settings) -> bool:
-    """Print one line per check, and return whether the service can start with the settings."""
-    checks: list[Callable[[], str]] = [
-        partial(check_access, settings),
-        check_traces,
-        partial(check_names, settings),
-    ]
-    with suppress(ArtifactError, ValueError):  # then `check_names` fails
-        checks += [partial(check_model, spec.path, spec.options) for spec in settings.model_specs()]
+def check(settings: Settings, *, refresh: bool = False) -> bool:
+    """Print one line per check, and return whether the service can start with the settings.
+
+    Models that are not artifacts are exported; see `with_artifacts`.
+    """
+    checks: list[Callable[[], str]] = [partial(check_access, settings), check_traces]
+    try:
+        settings = with_artifacts(settings, refresh=refresh)
+    except (ArtifactError, OSError) as error:
+        checks.append(partial(_fail, error))
+    else:
+        checks.append(partial(check_names, settings))
+        with suppress(ArtifactError, ValueError):  # then `check_names` fails
+            specs = settings.model_specs()
+            checks += [partial(check_model, spec.path, spec.options) for spec in specs]
     problems: set[str] = set()  # of which each is printed once
     passes = [_passes(run, problems) for run in checks]
     return all(passes)
+
+
+def _fail(error: Exception) -> NoReturn:
+    raise error
 
 
 def _passes(run: Callable[[], str], problems: set[str]) -> bool:

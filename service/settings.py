@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, get_origin
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     SecretStr,
@@ -87,12 +88,24 @@ class ServerSettings(_Group):
     page: bool = Field(True, description="Whether to serve the page of explanations at /debug")
 
 
+def _absolute_if_local(name: object) -> object:
+    """Return the path of a folder as absolute, so that none is mistaken for a hub id."""
+    if isinstance(name, str) and name.startswith((".", "~")):
+        return Path(name).expanduser().absolute()
+    return name
+
+
+# A path of a folder, a name of a package or a hub id; `service.model_cache` tells them apart.
+ModelName = Annotated[Path, BeforeValidator(_absolute_if_local)]
+
+
 class ModelSettings(_Group):
     """The served model."""
 
-    path: Path = Field(
+    path: ModelName = Field(
         Path("artifacts/all-MiniLM-L6-v2"),
-        description="Folder of an artifact written by vitrine-export",
+        description="Artifact, model folder, installed package, or hub id such as `org/name` or "
+        "`org/name@revision`; all but an artifact are exported, once",
     )
     name: str | None = Field(
         None,
@@ -105,7 +118,7 @@ class ModelSettings(_Group):
 class ServedModel(_Group):
     """One of several served models."""
 
-    path: Path
+    path: ModelName
     name: str | None = Field(None, min_length=1, max_length=256)
     aliases: tuple[str, ...] = ()
     precision: Precision | None = None
@@ -139,6 +152,11 @@ class ModelsSettings(_Group):
     )
     load_s: float = Field(
         30.0, gt=0, description="Maximum time in seconds that a request waits for its model to load"
+    )
+    cache: Path | None = Field(
+        None,
+        description="Folder in which exported models are kept; none: `vitrine` in "
+        "`$XDG_CACHE_HOME`, or in `~/.cache`",
     )
     watch_s: float = Field(
         0.0,

@@ -5,15 +5,19 @@
 
 import argparse
 import importlib
+import pkgutil
 import re
 import shlex
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from service.settings import from_command_line
+from service import commands as commands_of_vitrine
+from service.__main__ import parse
+from service.commands import COMMANDS as VERBS
 from tests.test_code_blocks import blocks, commands
 
 ROOT = Path(__file__).parents[1]
@@ -26,6 +30,7 @@ PAGES = [
 MODULES = {
     "vitrine-export": "models.export.__main__",
     "vitrine-encode": "service.bulk.command_line",
+    "vitrine-serve": "service.__main__",
     "deploy/load_test.py": "deploy.load_test",
 }
 # Programs that are not ours.
@@ -59,6 +64,10 @@ def program_of(words: Sequence[str]) -> tuple[str, list[str]]:
     program, *arguments = words[words.index("--") + 1 :] if words[0] == "ray" else words
     if program == "python":
         program, *arguments = arguments[1:] if arguments[0] == "-m" else arguments
+    if program == "vitrine":
+        verb, *arguments = arguments
+        assert verb in VERBS
+        program = f"vitrine-{verb}"
     return MODULES.get(program, program), arguments
 
 
@@ -82,8 +91,8 @@ def test_program_has_the_options(
         targets = [word for word in arguments if "=" not in word]
         assert set(targets) <= TARGETS, page
         return
-    if program == "vitrine-serve":
-        from_command_line(arguments)
+    if program == MODULES["vitrine-serve"]:
+        parse(arguments)
         return
     main = importlib.import_module(program).main
     monkeypatch.setattr(sys, "argv", [program, *arguments])
@@ -102,3 +111,31 @@ def test_make_has_the_targets_that_texts_name() -> None:
         if target not in TARGETS
     ]
     assert not missing
+
+
+def test_commands_are_verbs_of_one_command_and_have_old_names() -> None:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    assert pkgutil.resolve_name(scripts.pop("vitrine")) is commands_of_vitrine.main
+    assert scripts == {f"vitrine-{verb}": f"{module}:main" for verb, (module, _) in VERBS.items()}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_verb_passes_its_arguments_on(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: list[Sequence[str]] = []
+    module, _ = VERBS[verb]
+
+    def run(arguments: Sequence[str]) -> int:
+        passed.append(arguments)
+        return 7
+
+    monkeypatch.setattr(f"{module}.main", run)
+    assert commands_of_vitrine.main([verb, "model", "--help"]) == 7
+    assert passed == [["model", "--help"]]
+
+
+def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        commands_of_vitrine.main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 24
+    assert all(any(line.startswith(f"    {verb} ") for line in lines) for verb in VERBS)

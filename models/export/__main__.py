@@ -38,7 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for module, package in {"torch": "PyTorch", "transformers": "transformers"}.items():
         if importlib.util.find_spec(module) is None:
             print(
-                f"vitrine-export needs {package}; install Vitrine with its extra 'torch'",
+                f"vitrine-export: {package} is not installed: run pip install '.[torch]' in the "
+                "source folder, or run vitrine-export MODEL --out FOLDER where it is installed, "
+                "and serve a copy of FOLDER",
                 file=sys.stderr,
             )
             return 2

@@ -1,5 +1,6 @@
 """Sources of models: a local folder, an installed model package or the Hugging Face hub."""
 
+import hashlib
 import importlib.metadata
 import os
 from collections.abc import Mapping
@@ -53,6 +54,21 @@ _PINNED = {
     ),
 }
 
+# Files that an export reads. Pickles of heads are never loaded. They are here so that the export
+# can say that it omits them.
+_FILES = ["*.json", "*.safetensors", "*_linear.pt"]
+# Weights that an export does not read, and what to do instead.
+_ORIGINAL = "name the model that they were converted from: a folder or a hub id with safetensors"
+_OTHER_WEIGHTS = {
+    "*.gguf": ("GGUF", _ORIGINAL),
+    "*.onnx": ("ONNX", _ORIGINAL),
+    "*.bin": (
+        "pickles",
+        "loading a pickle can run code. Convert them to safetensors with "
+        "model.save_pretrained(folder)",
+    ),
+}
+
 
 def resolve(model: str, revision: str | None = None) -> CheckpointSource:
     """Return the local folder and the origin of `model`; a hub model is downloaded.
@@ -67,24 +83,63 @@ def resolve(model: str, revision: str | None = None) -> CheckpointSource:
             SHA-256 of a package's file differs from the published file's, or `revision` is given
             for a folder or package.
     """
+    source = resolve_locally(model)
+    if source is None:
+        return _from_hub(model, revision)
+    if revision is not None:
+        kind = source.source.partition(" ")[0]
+        raise SourceError(f"--revision is for hub models; {model} is a {kind}")
+    return source
+
+
+def resolve_locally(model: str) -> CheckpointSource | None:
+    """Return a folder or an installed package; None: the name can only be a hub id.
+
+    Raises:
+        SourceError: See `resolve`.
+    """
     folder = Path(model).expanduser()
     if folder.is_dir():
-        _refuse_revision(model, revision, "a folder")
+        _check_files(folder)
         # Only the last part of the path, because clients of the service see the name.
         name = folder.resolve().name
         return CheckpointSource(folder, name, f"folder {name}", None)
     package = None if "/" in model else _package_folder(model)
     if package is not None:
-        _refuse_revision(model, revision, "an installed package")
         return _from_package(model, package)
     if model.startswith((".", "/", "~")):
-        raise SourceError(f"the folder {model} does not exist")
-    return _from_hub(model, revision)
+        raise SourceError(
+            f"the folder {model} does not exist; a model is a folder, an installed package or a "
+            "hub id such as BAAI/bge-small-en-v1.5"
+        )
+    return None
 
 
-def _refuse_revision(model: str, revision: str | None, kind: str) -> None:
-    if revision is not None:
-        raise SourceError(f"--revision is for hub models; {model} is {kind}")
+def content_sha256(folder: Path) -> str:
+    """Return the SHA-256 of all files of a model folder that an export may read.
+
+    The base model of an adapter is elsewhere, and not part of it.
+    """
+    files = sorted({file for pattern in _FILES for file in folder.rglob(pattern)})
+    digests = [f"{file.relative_to(folder)} {sha256(file)}" for file in files if file.is_file()]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _check_files(folder: Path) -> None:
+    """Raise SourceError, with the remedy, if a folder can be no checkpoint."""
+
+    def has(pattern: str) -> bool:
+        return any(folder.glob(pattern)) or any(folder.glob(f"*/{pattern}"))
+
+    if not has("*.safetensors"):
+        for pattern, (format_name, remedy) in _OTHER_WEIGHTS.items():
+            if has(pattern):
+                raise SourceError(f"{folder} has weights as {format_name} only; {remedy}")
+    if not has("config.json") and not has("adapter_config.json"):
+        raise SourceError(
+            f"{folder} is no model folder: it has no config.json; save a model there with "
+            "model.save_pretrained(folder)"
+        )
 
 
 def _package_folder(name: str) -> Path | None:
@@ -114,10 +169,6 @@ def _from_package(name: str, folder: Path) -> CheckpointSource:
                 f"{pinned.name}: its SHA-256 is {actual}; {expected} is required"
             )
     return CheckpointSource(folder, pinned.name, f"package {canonical}", version)
-
-
-# Pickles of heads are never loaded. They are here so that the export can say that it omits them.
-_FILES = ["*.json", "*.safetensors", "*_linear.pt"]
 
 
 def _from_hub(model: str, revision: str | None) -> CheckpointSource:
@@ -150,15 +201,23 @@ def _from_hub(model: str, revision: str | None) -> CheckpointSource:
     except RevisionNotFoundError as error:
         raise SourceError(f"{model} has no revision {revision}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, httpx2.HTTPError) as error:
+        refusal = error if isinstance(error, HfHubHTTPError) else error.__cause__
+        if isinstance(refusal, HfHubHTTPError) and refusal.response.status_code in (401, 403):
+            raise SourceError(
+                f"the hub denies access to {model}: set HF_TOKEN to a valid token of an account "
+                "that may read it"
+            ) from error
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise SourceError(
             f"{model} is neither a folder nor an installed package, and the Hugging Face hub "
-            f"cannot be reached{offline}. Allow access to the hub, or export a local model folder"
+            f"cannot be reached{offline}. Allow access to the hub, or run vitrine-export {model} "
+            "--out FOLDER where there is access, and serve a copy of FOLDER"
         ) from error
     if not any(folder.rglob("*.safetensors")):
         raise SourceError(
-            f"{model} has no safetensors on the hub; pickles (pytorch_model.bin) are not loaded "
-            "because that can run code. Look for a revision with safetensors (refs/pr/N)"
+            f"{model} has no safetensors on the hub; pickles (pytorch_model.bin), which can run "
+            "code, GGUF and ONNX are not read. Look for a revision with safetensors (refs/pr/N) or "
+            "the model that the weights were converted from"
         )
     # The name of a snapshot's folder is its commit hash.
     return CheckpointSource(folder, model, model, folder.name)

@@ -4,6 +4,7 @@ from tests.controls.guard import Guard
 
 _T = "tests/service/api/"
 _I = "tests/service/inference/"
+_S = "tests/service/test_model_cache.py::"
 
 GUARDS = (
     # Several models.
@@ -353,5 +354,31 @@ GUARDS = (
         " & ~np.isin(ids, rules.unweighted)",
         "",
         f"{_T}test_hybrid.py::test_one_request_gives_all_outputs",
+    ),
+    # The cache of exported models.
+    Guard(
+        "service/model_cache.py",
+        "            commit = None if refresh else self._commit()",
+        "            commit = None",
+        f"{_S}test_new_version_of_the_export_keeps_the_commit_of_a_hub_id",
+    ),
+    Guard(
+        "service/model_cache.py",
+        "            # Another process may have exported the model meanwhile.\n"
+        "            if not refresh and (path := self._cached()):",
+        "            if False:",
+        f"{_S}test_two_starts_at_once_export_once",
+    ),
+    Guard(
+        "service/model_cache.py",
+        "            shutil.rmtree(left, ignore_errors=True)",
+        "            pass",
+        f"{_S}test_killed_exports_leave_nothing_that_a_later_start_takes",
+    ),
+    Guard(
+        "service/settings.py",
+        '    if isinstance(name, str) and name.startswith((".", "~")):',
+        "    if False:",
+        f"{_S}test_missing_folder_is_no_hub_id",
     ),
 )

@@ -71,7 +71,7 @@ def test_check_names_every_problem_and_exits_with_status_2(tmp_path: Path) -> No
     keys, traces, model = errors.splitlines()
     assert keys == "vitrine-serve: [Errno 2] No such file or directory: '/nowhere'"
     assert "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf" in traces
-    assert model == f"vitrine-serve: {tmp_path} is not an artifact: it has no manifest.json"
+    assert model.startswith(f"vitrine-serve: {tmp_path} is no model folder: it has no config.json")
 
 
 @pytest.mark.slow

@@ -478,9 +478,10 @@ def test_export_command_without_torch_exits_with_one_sentence() -> None:
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert completed.returncode == 2
     assert completed.stdout == ""
-    assert completed.stderr == (
-        "vitrine-export needs PyTorch; install Vitrine with its extra 'torch'\n"
+    assert completed.stderr.startswith(
+        "vitrine-export: PyTorch is not installed: run pip install '.[torch]' in the source folder"
     )
+    assert len(completed.stderr.splitlines()) == 1
 
 
 def test_package_with_unpublished_files_is_rejected(
@@ -512,6 +513,7 @@ def test_unresolvable_source_error_names_the_places_searched(
 
 
 def test_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(SourceError, match="--revision is for hub models"):
         resolve(str(tmp_path), "main")
     assert resolve(str(tmp_path)) == CheckpointSource(

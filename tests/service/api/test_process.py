@@ -186,7 +186,6 @@ def test_public_address_with_keys_logs_no_warning_and_a_curl_command_with_a_key(
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"VITRINE_MODEL__PATH": "/nowhere"}, "/nowhere is not an artifact"),
         ({"VITRINE_ENGINE__NAME": "tensorrt"}, "unknown engine 'tensorrt'"),
     ],
 )
@@ -210,6 +209,7 @@ def test_failed_startup_exits_with_the_reason(
         ({"VITRINE_ENGINE__PRECISION": "int4"}, "engine.precision: Input should be 'float32'"),
         ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "No such file or directory: '/nowhere'"),
         ({"VITRINE_AUTH__KEYS": "[{"}, "VITRINE_AUTH__KEYS is not JSON"),
+        ({"VITRINE_MODEL__PATH": "/nowhere"}, "the folder /nowhere does not exist"),
         ({"VITRINE_MODEL": "x"}, "those of its group are VITRINE_MODEL__NAME"),
     ],
 )
@@ -234,8 +234,8 @@ def test_variables_of_compose_and_kubernetes_are_ignored(tmp_path: Path) -> None
         VITRINE_SERVER_PORT="tcp://10.0.0.2:80",
     ) as started:
         status, errors = outcome(started)
-    assert status == 1
-    assert "is not an artifact" in errors
+    assert status == 2
+    assert "is no model folder" in errors
     assert "VITRINE_KEYS is not a setting and is ignored" in errors
     assert errors.count("is ignored") == 1
 
@@ -253,8 +253,27 @@ def test_command_line_options_override_the_environment(small_artifact: Artifact)
         "-m", "service", "--model.path", "/elsewhere", VITRINE_MODEL__PATH=str(small_artifact.path)
     ) as started:
         status, errors = outcome(started)
-    assert status == 1
-    assert "/elsewhere is not an artifact" in errors
+    assert status == 2
+    assert "the folder /elsewhere does not exist" in errors
+
+
+def test_model_of_the_command_line_overrides_the_environment(small_artifact: Artifact) -> None:
+    with process(
+        "-m", "service", "/elsewhere", VITRINE_MODEL__PATH=str(small_artifact.path)
+    ) as started:
+        status, errors = outcome(started)
+    assert status == 2
+    assert "the folder /elsewhere does not exist" in errors
+
+
+def test_model_beside_several_is_refused(small_artifact: Artifact) -> None:
+    folder = str(small_artifact.path.parent)
+    with process(
+        "-m", "service", str(small_artifact.path), VITRINE_MODELS__FOLDER=folder
+    ) as started:
+        status, errors = outcome(started)
+    assert status == 2
+    assert "MODEL and the settings models.folder and models.served are exclusive" in errors
 
 
 def test_damaged_artifact_is_refused_with_the_name_of_the_file(

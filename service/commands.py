@@ -1,0 +1,31 @@
+"""`vitrine`: the commands of Vitrine as verbs of one."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+# Module whose `main` runs a verb, which also has a command of its own: `vitrine-serve`.
+COMMANDS = {
+    "serve": ("service.__main__", "serve models over HTTP, and explain their results"),
+    "export": ("models.export.__main__", "export a model with options, to an artifact"),
+    "encode": ("service.bulk.__main__", "encode files of texts"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb and return its exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        "vitrine", epilog="vitrine COMMAND --help lists the options of a command."
+    )
+    verbs = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, (_, summary) in COMMANDS.items():
+        verbs.add_parser(name, help=summary, add_help=False)
+    module, _ = COMMANDS[parser.parse_args(words[:1]).command]
+    status: int = import_module(module).main(words[1:])
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,249 @@
+"""The artifacts of models that the settings name by folder, package or hub id: exported once.
+
+    NAME/KEY/               artifact; the key is a hash of the model's content and of the export's
+                            version and options
+    NAME/commits/REVISION   commit of a revision of a hub model when it was last exported
+    NAME/lock               locked during an export
+
+An export runs in a child process, because it imports torch. It writes below hidden names, which are
+renamed when complete. The child inherits the lock, which so outlives a killed parent.
+"""
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import quote
+
+from models.artifact import FORMAT, MANIFEST, Artifact, ArtifactError
+from models.engines import Precision
+from models.export.sources import SourceError, content_sha256, resolve_locally
+from service.settings import Settings
+
+log = logging.getLogger("vitrine")
+
+# Start of the line with which the command says why it fails.
+_FAILURE = "vitrine-export: "
+
+
+def with_artifacts(settings: Settings, *, refresh: bool = False) -> Settings:
+    """Return the settings with paths of artifacts in place of the names of models.
+
+    Args:
+        settings: Settings of the service.
+        refresh: Whether to export again what the cache has, from the newest commit of a hub model.
+
+    Raises:
+        ArtifactError: A model cannot be found or exported; the message has the remedy.
+        OSError: A file of a model, or of the cache, cannot be read.
+    """
+    models, model, engine = settings.models, settings.model, settings.engine
+    cache = models.cache or _default_cache()
+
+    def artifact(name: Path, precision: Precision) -> Path:
+        if (name / MANIFEST).is_file():
+            return name
+        options = _export_options(engine.name, precision)
+        return _entry(str(name), options, cache).artifact(refresh=refresh)
+
+    if models.folder is not None:  # has artifacts only
+        return settings
+    if models.served:
+        served = tuple(
+            each.model_copy(
+                update={"path": artifact(each.path, each.precision or engine.precision)}
+            )
+            for each in models.served
+        )
+        return settings.model_copy(update={"models": models.model_copy(update={"served": served})})
+    if "path" not in model.model_fields_set and not model.path.exists():
+        raise ArtifactError(
+            f"no model is named, and {model.path} does not exist: run vitrine serve MODEL, where "
+            "MODEL is a folder, an installed package or a hub id such as BAAI/bge-small-en-v1.5"
+        )
+    path = artifact(model.path, engine.precision)
+    return settings.model_copy(update={"model": model.model_copy(update={"path": path})})
+
+
+def _default_cache() -> Path:
+    # Relative values are invalid: https://specifications.freedesktop.org/basedir-spec
+    home = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (home if home.is_absolute() else Path.home() / ".cache") / "vitrine"
+
+
+def _export_options(engine: str, precision: Precision) -> tuple[str, ...]:
+    """Return the options of `vitrine-export` for an engine; "auto" selects one on CPU."""
+    if engine == "cuda" or precision == "float16":
+        return "--target", "cuda", "--dtype", "float16" if precision == "float16" else "float32"
+    return ("--precision", "int8") if precision == "int8" else ()
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A model in the cache.
+
+    Attributes:
+        model: Folder, package or hub id.
+        revision: Branch, tag or commit of a hub model; None: the model is local.
+        content: Hash of a local model's files; None: the model is on the hub.
+        options: Options of the export.
+        folder: Folder in the cache.
+    """
+
+    model: str
+    revision: str | None
+    content: str | None
+    options: Sequence[str]
+    folder: Path
+
+    def artifact(self, *, refresh: bool) -> Path:
+        """Return the path of the artifact, after an export if `refresh` or if there is none."""
+        if not refresh and (path := self._cached()):
+            return path
+        with _exit_on_signals(), self._locked() as lock:
+            # Another process may have exported the model meanwhile.
+            if not refresh and (path := self._cached()):
+                return path
+            commit = None if refresh else self._commit()  # of another version of the export
+            return self._export(commit or self.revision, lock)
+
+    def _cached(self) -> Path | None:
+        content = self.content or self._commit()
+        path = self._path(content) if content else None
+        return path if path and path.exists() else None
+
+    def _path(self, content: str) -> Path:
+        key = json.dumps([content, version("vitrine"), FORMAT, self.options])
+        return self.folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+    def _commit_file(self) -> Path:
+        return self.folder / "commits" / quote(self.revision or "", safe="")
+
+    def _commit(self) -> str | None:
+        file = self._commit_file()
+        return file.read_text() if file.is_file() else None
+
+    @contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            lock = (self.folder / "lock").open("ab")
+        except OSError as error:
+            raise ArtifactError(
+                f"the cache {self.folder} cannot be written ({error.strerror}): set "
+                "VITRINE_MODELS__CACHE to a folder that this user may write"
+            ) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("waiting for another process, which exports %s", self.model)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield lock
+
+    def _export(self, revision: str | None, lock: BinaryIO) -> Path:
+        """Export the model, while the lock is held."""
+        for left in self.folder.glob(".*"):  # by a killed export
+            shutil.rmtree(left, ignore_errors=True)
+        log.info("exporting %s, once, to %s", self.model, self.folder)
+        new, old = self.folder / ".new", self.folder / ".old"
+        options = (*self.options, *(("--revision", revision) if revision else ()))
+        try:
+            _run([*options, "--out", str(new), "--", self.model], lock)
+        except ArtifactError as error:
+            # A mistyped path can look like a hub id.
+            place = ", which is no folder or package here," if self.revision else ""
+            raise ArtifactError(f"{self.model}{place} cannot be exported: {error}") from error
+        commit = Artifact.load(new).manifest.revision
+        path = self._path(self.content or str(commit))
+        if path.exists():
+            path.rename(old)
+        new.rename(path)
+        shutil.rmtree(old, ignore_errors=True)
+        if self.revision:
+            temporary = self.folder / ".commit"
+            temporary.write_text(str(commit))
+            self._commit_file().parent.mkdir(exist_ok=True)
+            temporary.rename(self._commit_file())
+        return path
+
+
+def _entry(name: str, options: Sequence[str], cache: Path) -> _Entry:
+    """Return the entry of a model.
+
+    Raises:
+        ArtifactError: The folder does not exist or has no checkpoint that could be exported.
+    """
+    try:
+        source = resolve_locally(name)
+    except SourceError as error:
+        raise ArtifactError(str(error)) from error
+    if source is not None:
+        folder = cache / _file_name(source.name)
+        return _Entry(name, None, content_sha256(source.folder), options, folder)
+    model, _, revision = name.partition("@")
+    return _Entry(model, revision or "main", None, options, cache / _file_name(model))
+
+
+def _file_name(model: str) -> str:
+    return quote(model.replace("/", "--"), safe="")
+
+
+def _run(arguments: Sequence[str], lock: BinaryIO) -> None:
+    """Run `vitrine-export` in a child process, and log its output.
+
+    Raises:
+        ArtifactError: The export has failed.
+    """
+    failure = ""
+    with subprocess.Popen(  # noqa: S603 - the names of models are arguments, after "--"
+        # -P keeps Python from importing a folder named "models" in the current directory.
+        [sys.executable, "-P", "-m", "models.export", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        pass_fds=[lock.fileno()],
+        process_group=0,  # SIGINT of a terminal is for this process, which kills the child
+        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+    ) as child:
+        assert child.stdout is not None  # noqa: S101 - it was started with a pipe
+        try:
+            for line in child.stdout:
+                if line.startswith(_FAILURE):
+                    failure = line.removeprefix(_FAILURE).rstrip()
+                else:
+                    log.info("%s", line.rstrip())
+        except BaseException:
+            child.kill()
+            raise
+    if child.returncode:
+        raise ArtifactError(
+            failure or f"vitrine-export ended with status {child.returncode}; see the log"
+        )
+
+
+@contextmanager
+def _exit_on_signals() -> Iterator[None]:
+    """Exit on SIGTERM and SIGINT; as the first process of a container, it would ignore SIGTERM."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    previous = [
+        signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers
+    ]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, previous, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,407 @@
+"""`vitrine-serve MODEL` exports what is not an artifact, once, and finds it in the cache later."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import httpx2
+import numpy as np
+import pytest
+from huggingface_hub import snapshot_download
+from sentence_transformers import SentenceTransformer
+
+from models.artifact import Artifact, ArtifactError
+from models.engines import Precision
+from models.export.__main__ import main as export
+from models.export.sources import _PINNED
+from service import model_cache
+from service.__main__ import main as serve
+from service.model_cache import _export_options, with_artifacts
+from service.settings import EngineSettings, ModelSettings, ModelsSettings, ServedModel, Settings
+from tests.conftest import MINILM
+from tests.eventually import eventually
+from tests.hub import Hub, serving_hub
+from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer, write_json
+from tests.serving import PATIENCE_S, lines_until, outcome, process
+
+ID = "someone/tiny"
+# Bound of a test with several exports, each of which takes a minute on a busy machine.
+_PATIENCE_S = 1800
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A small embedding model."""
+    save_checkpoint(tmp_path / "tiny", "bert", num_hidden_layers=1)
+    save_tokenizer(tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """The arguments of the exports, which run in this process, which has imported torch."""
+    calls: list[Sequence[str]] = []
+
+    def run(arguments: Sequence[str], _lock: BinaryIO) -> None:
+        calls.append(arguments)
+        assert export(arguments) == 0
+
+    monkeypatch.setattr(model_cache, "_run", run)
+    return calls
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with serving_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+        # This process may have imported the library, which reads the variables then.
+        here = partial(snapshot_download, endpoint=hub.url, cache_dir=tmp_path / "hf/hub")
+        monkeypatch.setattr("huggingface_hub.snapshot_download", here)
+        yield hub
+
+
+def find(model: Path | str, cache: Path, *, refresh: bool = False, **engine: str) -> Path:
+    """Return the path of the artifact that the service would open."""
+    settings = Settings(
+        model=ModelSettings(path=model),
+        models=ModelsSettings(cache=cache),
+        engine=EngineSettings(**engine),
+    )
+    return with_artifacts(settings, refresh=refresh).model.path
+
+
+def test_artifact_is_served_from_where_it_is(small_artifact: Artifact, cache: Path) -> None:
+    assert find(small_artifact.path, cache) == small_artifact.path
+    assert not cache.exists()
+
+
+def test_folder_is_exported_once_and_again_when_a_file_changes(
+    folder: Path, cache: Path, exports: list[Sequence[str]]
+) -> None:
+    first = find(folder, cache)
+    assert Artifact.load(first).manifest.name == "tiny"
+    assert find(folder, cache) == find(folder, cache, precision="bfloat16") == first
+    assert len(exports) == 1
+    write_json(folder / "config_sentence_transformers.json", {"prompts": {"query": "w4 "}})
+    second = find(folder, cache)
+    assert Artifact.load(second).manifest.prompts["query"] == "w4 "
+    assert second != first
+    assert len(exports) == 2
+
+
+def test_other_version_of_the_export_exports_again(
+    folder: Path, cache: Path, exports: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = find(folder, cache)
+    monkeypatch.setattr(model_cache, "version", lambda _: "0.2.0")
+    assert find(folder, cache) != first
+    assert len(exports) == 2
+
+
+def test_refresh_exports_again(folder: Path, cache: Path, exports: list[Sequence[str]]) -> None:
+    path = find(folder, cache)
+    (path / "model.weights").write_bytes(b"damaged")
+    assert find(folder, cache, refresh=True) == path
+    Artifact.load(path).verify("model.weights")
+    assert len(exports) == 2
+    assert sorted(file.name for file in path.parent.iterdir()) == [path.name, "lock"]
+
+
+def test_hub_id_is_exported_once_and_then_needs_no_hub(
+    folder: Path, cache: Path, hub: Hub, exports: list[Sequence[str]], tmp_path: Path
+) -> None:
+    commit = hub.add(ID, folder)
+    first = find(ID, cache)
+    manifest = Artifact.load(first).manifest
+    assert (manifest.source, manifest.revision) == (ID, commit)
+    changed = tmp_path / "changed"
+    shutil.copytree(folder, changed)
+    edit_json(changed / "tokenizer_config.json", model_max_length=20)
+    newer = hub.add(ID, changed)
+    hub.requests.clear()
+    assert find(ID, cache) == first
+    assert hub.requests == []
+    second = find(ID, cache, refresh=True)
+    assert Artifact.load(second).manifest.revision == newer
+    assert find(ID, cache) == second
+    assert find(f"{ID}@{commit}", cache) == first
+    assert len(exports) == 3
+
+
+def test_new_version_of_the_export_keeps_the_commit_of_a_hub_id(
+    folder: Path,
+    cache: Path,
+    hub: Hub,
+    exports: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commit = hub.add(ID, folder)
+    find(ID, cache)
+    hub.add(ID, folder)
+    monkeypatch.setattr(model_cache, "version", lambda _: "0.2.0")
+    assert Artifact.load(find(ID, cache)).manifest.revision == commit
+    assert len(exports) == 2
+
+
+def test_several_models_have_the_same_names(
+    folder: Path, small_artifact: Artifact, cache: Path, exports: list[Sequence[str]]
+) -> None:
+    served = (ServedModel(path=folder, name="a"), ServedModel(path=small_artifact.path, name="b"))
+    settings = Settings(models=ModelsSettings(cache=cache, served=served))
+    first, second = with_artifacts(settings).model_specs()
+    assert (first.path, second.path) == (find(folder, cache), small_artifact.path)
+    assert (first.options.name, second.options.name) == ("a", "b")
+    assert len(exports) == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision", "options"),
+    [
+        ("auto", "float32", ()),
+        ("openvino", "bfloat16", ()),
+        ("auto", "int8", ("--precision", "int8")),
+        ("cuda", "float32", ("--target", "cuda", "--dtype", "float32")),
+        ("auto", "float16", ("--target", "cuda", "--dtype", "float16")),
+    ],
+)
+def test_export_writes_the_graph_of_engine_and_precision(
+    engine: str, precision: Precision, options: tuple[str, ...]
+) -> None:
+    assert _export_options(engine, precision) == options
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("/somewhere", "/somewhere/vitrine"), ("", "/home/me/.cache/vitrine"), (".", None)],
+)
+def test_default_cache_is_that_of_xdg(
+    value: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", value)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(model_cache._default_cache()) == (expected or "/home/me/.cache/vitrine")
+
+
+def test_command_takes_a_name_and_refresh(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(settings: Settings, *, refresh: bool) -> Settings:
+        raise ArtifactError(f"{settings.model.path}, {refresh}")
+
+    monkeypatch.setattr("service.__main__.with_artifacts", refuse)
+    monkeypatch.setattr("service.__main__.configure", lambda _: None)
+    assert serve([f"{ID}@v1", "--refresh"]) == 2
+    assert capsys.readouterr().err == f"vitrine-serve: {ID}@v1, True\n"
+
+
+# Files of a folder that can be no checkpoint, and the sentence about it.
+NO_CHECKPOINTS = {
+    "empty": ((), "has no config.json; save a model there with model.save_pretrained(folder)"),
+    "gguf": (("model-q4.gguf",), "weights as GGUF only; name the model that they were converted"),
+    "onnx": (
+        ("config.json", "onnx/model.onnx"),
+        "weights as ONNX only; name the model that they were converted",
+    ),
+    "pickle": (
+        ("config.json", "pytorch_model.bin"),
+        "weights as pickles only; loading a pickle can run code. Convert them to safetensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NO_CHECKPOINTS)
+def test_folder_without_a_checkpoint_is_refused_with_a_remedy(
+    kind: str, tmp_path: Path, cache: Path
+) -> None:
+    names, sentence = NO_CHECKPOINTS[kind]
+    (tmp_path / kind).mkdir()
+    for name in names:
+        (tmp_path / kind / name).parent.mkdir(exist_ok=True)
+        (tmp_path / kind / name).write_bytes(b"{}")
+    with pytest.raises(ArtifactError) as raised:
+        find(tmp_path / kind, cache)
+    assert sentence in str(raised.value)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "~/nowhere"])
+def test_missing_folder_is_no_hub_id(name: str, cache: Path, hub: Hub) -> None:
+    with pytest.raises(ArtifactError, match=r"nowhere does not exist; a model is a folder, an ins"):
+        find(name, cache)
+    assert hub.requests == []
+
+
+def test_start_without_a_model_names_the_command(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ArtifactError, match=r"no model is named, .*: run vitrine serve MODEL"):
+        with_artifacts(Settings())
+
+
+def test_cache_that_cannot_be_written_is_refused_with_the_setting(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ArtifactError, match="set VITRINE_MODELS__CACHE to a folder that this"):
+        find(folder, tmp_path / "file")
+
+
+WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
+# What the child process refuses: the model, environment variables, and the sentence.
+REFUSALS = {
+    "unsupported": ("gpt2", {}, "model_type 'gpt2' is not supported; supported: albert, bert"),
+    "no packages": (
+        "tiny",
+        {"PYTHONPATH": "hooks"},
+        "PyTorch is not installed: run pip install '.[torch]' in the source folder, or run "
+        "vitrine-export MODEL --out FOLDER",
+    ),
+    "no network": (
+        ID,
+        {"HF_ENDPOINT": "http://127.0.0.1:1"},
+        f"the Hugging Face hub cannot be reached. Allow access to the hub, or run vitrine-export "
+        f"{ID} --out FOLDER",
+    ),
+    "offline": (ID, {"HF_HUB_OFFLINE": "1"}, "cannot be reached (HF_HUB_OFFLINE is set)"),
+    "unknown": ("someone/nothing", {}, "nor a model on the hub; a private model needs HF_TOKEN"),
+    "revision": (f"{ID}@v9", {}, f"{ID} has no revision v9"),
+    "gated": ("someone/gated", {}, "is gated: accept its terms on the hub and set HF_TOKEN"),
+    "token": ("someone/private", {}, "the hub denies access to someone/private: set HF_TOKEN to"),
+    "no weights": ("someone/gguf", {}, "has no safetensors on the hub; pickles"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", REFUSALS)
+def test_failed_export_ends_the_start_with_one_sentence(
+    case: str, folder: Path, cache: Path, hub: Hub, tmp_path: Path
+) -> None:
+    name, environment, sentence = REFUSALS[case]
+    edit_json(shutil.copytree(folder, tmp_path / "gpt2") / "config.json", model_type="gpt2")
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks/sitecustomize.py").write_text(WITHOUT_TORCH)
+    write_json(tmp_path / "gguf/config.json", {})
+    hub.add(ID, folder)
+    hub.add("someone/gguf", tmp_path / "gguf")
+    hub.refusals["someone/gated"] = (403, {"X-Error-Code": "GatedRepo"})
+    invalid = "Invalid credentials in Authorization header"
+    hub.refusals["someone/private"] = (401, {"X-Error-Message": invalid})
+    if "PYTHONPATH" in environment:
+        hooks = f"{tmp_path / 'hooks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+        environment = {"PYTHONPATH": hooks}
+    model = name if "/" in name else str(tmp_path / name)
+    with process("-m", "service", model, **environment, **cache_in(cache)) as started:
+        status, errors = outcome(started)
+    assert status == 2
+    last = errors.splitlines()[-1]
+    place = ", which is no folder or package here," if "/" in name else ""
+    assert last.startswith(f"vitrine-serve: {model.partition('@')[0]}{place} cannot be exported: ")
+    assert sentence in last
+    assert [path.name for path in cache.glob("*/*")] == ["lock"]
+
+
+def cache_in(cache: Path) -> dict[str, str]:
+    return {"VITRINE_MODELS__CACHE": str(cache)}
+
+
+@pytest.mark.slow
+def test_packaged_model_is_served_with_the_vectors_of_sentence_transformers(
+    minilm_folder: Path, cache: Path
+) -> None:
+    texts = ["The cat sat on the mat.", "Ünïcödé, naïve café"]
+    with process("-m", "service.commands", "serve", MINILM, **cache_in(cache)) as started:
+        lines, match = lines_until(started, r"Serving (\S+) on (http://\S+)")
+        assert match[1] == _PINNED[MINILM].name
+        assert sum("exporting" in line for line in lines) == 1
+        response = httpx2.post(f"{match[2]}/encode", json={"inputs": texts}, timeout=PATIENCE_S)
+    expected = SentenceTransformer(str(minilm_folder), device="cpu").encode(texts)
+    np.testing.assert_allclose(response.json()["embeddings"], expected, atol=1e-5)
+    with process("-m", "service", MINILM, **cache_in(cache)) as again:
+        lines, _ = lines_until(again, "Serving")
+    assert not any("exporting" in line for line in lines)
+
+
+def checking(folder: Path, cache: Path) -> subprocess.Popen[str]:
+    """Return a check of the service, which exports the model first."""
+    command = [sys.executable, "-m", "service", str(folder), "--check"]
+    environment = {**os.environ, **cache_in(cache)}
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_PATIENCE_S)
+def test_two_starts_at_once_export_once(folder: Path, cache: Path) -> None:
+    starts = [checking(folder, cache) for _ in range(2)]
+    logs = [start.communicate()[1] for start in starts]
+    assert [start.returncode for start in starts] == [0, 0], logs
+    assert sum(log.count("INFO exporting ") for log in logs) == 1
+    assert len(list(cache.glob("tiny/*/manifest.json"))) == 1
+
+
+def child_of(pid: int) -> int:
+    """Return the process id of the export that a start waits for."""
+    children = Path(f"/proc/{pid}/task/{pid}/children")
+    eventually(lambda: children.read_text())
+    return int(children.read_text().split()[0])
+
+
+def has_ended(pid: int) -> bool:
+    with suppress(FileNotFoundError):
+        # Without a parent that waits for it, the process may stay as a zombie.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(_PATIENCE_S)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only: reads /proc")
+def test_killed_exports_leave_nothing_that_a_later_start_takes(folder: Path, cache: Path) -> None:
+    moments = random.Random(7)  # noqa: S311 - no secret
+    for kills_child in (True, False, True):
+        # Killed with so many files written, of the dozen of an artifact.
+        count = moments.randrange(12)
+        with process("-m", "service", str(folder), **cache_in(cache)) as started:
+            lines_until(started, "INFO Reading")
+            child = child_of(started.pid)
+
+            def is_due(files: int = count, child: int = child) -> bool:
+                return len(list(cache.glob("tiny/.*/**/*"))) >= files or has_ended(child)
+
+            eventually(is_due)
+            started.kill()
+            if kills_child:
+                os.kill(child, signal.SIGKILL)
+    start = checking(folder, cache)
+    errors = start.communicate()[1]
+    assert start.returncode == 0, errors
+    names = [path.name for path in (cache / "tiny").iterdir()]
+    assert len(names) == 2  # the artifact, and the lock
+    assert not any(name.startswith(".") for name in names)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only: reads /proc")
+def test_stopped_start_ends_its_export(folder: Path, cache: Path) -> None:
+    with process("-m", "service", str(folder), **cache_in(cache)) as started:
+        lines_until(started, "INFO Reading")
+        child = child_of(started.pid)
+        started.terminate()
+        status, errors = outcome(started)
+    assert status == 128 + signal.SIGTERM
+    assert has_ended(child)
+    assert "ERROR" not in errors
