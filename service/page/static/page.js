@@ -6,6 +6,8 @@ import { connectExports } from "./export.js";
 import { changedInputs, inputs, onInput, restore, showChoices, showConditional, showKind, showTargets } from "./inputs.js";
 import { HAS_GRADIENTS, loadGradients, servedModel } from "./model.js";
 import { DEFAULTS } from "./questions.js";
+import { connectRanking, openLinkedRequest } from "./rank_page.js";
+import { showRankingModels } from "./rank_whatif.js";
 import { MODEL, Problem, servedModels } from "./request.js";
 import { checkStale, onResults, redraw, run, runSecond } from "./runs.js";
 import { SECTIONS } from "./sections.js";
@@ -31,7 +33,7 @@ function readAddress() {
   const address = new URLSearchParams(location.hash.slice(1));
   restore(address);
   const tab = address.get("tab");
-  show(Object.hasOwn(SECTIONS, tab) && isOffered(tab) ? tab : "explain");
+  show(Object.hasOwn(SECTIONS, tab) && isOffered(tab) ? tab : isOffered("rank") ? "rank" : "explain");
 }
 
 // Whether the model has a section. Those of gradients are offered until it is known that there are none.
@@ -140,6 +142,7 @@ async function showModels() {
   const chosen = MODEL ?? state.model?.name;
   byId("models").replaceChildren(...(models.length < 2 ? [] : models.map(({ name }) =>
     element("a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === chosen } }, name))));
+  showRankingModels(models, chosen);
   const others = document.querySelector("[name=other]");
   const { value } = others;
   others.replaceChildren(...models.filter(({ name }) => name !== chosen).map(({ name }) => element("option", {}, name)));
@@ -183,6 +186,7 @@ onResults((name) => {
   if (name === state.current) writeAddress();
 });
 connectWhatIf(() => writeAddress());
+connectRanking();
 addEventListener("hashchange", readAddress);
 addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && isReady(state.current)) run(state.current);
@@ -194,6 +198,8 @@ byId("key").addEventListener("change", () => {
   showModel();
   changed();
 });
-showTabs();
-readAddress();
-showModel();
+if (!openLinkedRequest()) {
+  showTabs();
+  readAddress();
+  showModel();
+}
