@@ -12,7 +12,7 @@ import { slice } from "./tokens.js";
 // Few, so that the first explanations are there soon, and the limit of tokens of a request suffices.
 const EXPLAINED_PER_REQUEST = 4;
 // An end of a sentence with more behind it, by the main rules of the service.
-const TWO_SENTENCES = /[.!?…؟।][^\p{L}\p{N}\s]*\s+\S|[。｡．！？]\s*\S|\n\s*\n/u;
+const TWO_SENTENCES = /[!?…؟।][^\p{L}\p{N}\s]*\s+\S|\.[^\p{L}\p{N}\s]*\s+[^\p{Ll}\s]|[。｡．！？]\s*\S|\n\s*\n/u;
 
 const FIELDS = { "/queries": "query", "/documents": "passages" };
 
@@ -80,15 +80,17 @@ export function drawRanking(runs, inputs, model) {
 }
 
 function answerSentence({ scores, order: [first, next], passages, name }) {
-  const best = `${nameOfPassage(passages, first)} is first, with a ${name} of ${figure(scores[first])}`;
+  const best = `${sentenceCase(nameOfPassage(passages, first))} is first, with a ${name} of ${figure(scores[first])}`;
   if (next === undefined) return `${best}.`;
   return `${best}: ${figure(scores[first] - scores[next])} more than ${nameOfPassage(passages, next)}, the next.`;
 }
 
 // The passage as it is called in sentences: by its id, or its first words.
+export const sentenceCase = (sentence) => sentence.replace(/^./u, (first) => first.toUpperCase());
+
 export function nameOfPassage(passages, index) {
   const { id, text } = passages[index];
-  if (id !== null) return `Passage ${id}`;
+  if (id !== null) return `passage ${id}`;
   const start = text.trim().split(/\s+/u).slice(0, 6).join(" ");
   return `“${slice(start, { start: 0, end: 50 })}${start.length < text.trim().length ? " …" : ""}”`;
 }

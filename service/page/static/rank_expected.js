@@ -2,7 +2,7 @@
 
 import { card, listed, muted, sentences } from "./dom.js";
 import { quoted } from "./deletion.js";
-import { nameOfPassage, orderOf } from "./rank.js";
+import { nameOfPassage, orderOf, sentenceCase } from "./rank.js";
 import { figure } from "./rank_row.js";
 import { scoreBody } from "./questions.js";
 import { largest, slice } from "./tokens.js";
@@ -10,6 +10,8 @@ import { largest, slice } from "./tokens.js";
 // The largest number of tokens that the service takes for explanations: two passages, and the query in both.
 const MAX_TOKENS = 20_000;
 const MOST = 3;
+// Small chunks show where the part of a passage is that the query is about.
+const CHUNKS = { strategy: "sentences", size: 64 };
 
 // Both passages explained, and the best chunk of one that the model does not read to its end.
 export function expectedRequests({ query, passages, order, truncated }, index, model) {
@@ -17,7 +19,7 @@ export function expectedRequests({ query, passages, order, truncated }, index, m
   const body = (...indices) => scoreBody(query, indices.map((own) => passages[own].text), model);
   return [
     { key: "margin", body: { ...body(order[0], index), explain: { by: "auto", of: "both", max_tokens: MAX_TOKENS } } },
-    ...(truncated[index] ? [{ key: "chunks", body: { ...body(index), chunking: {} } }] : []),
+    ...(truncated[index] ? [{ key: "chunks", body: { ...body(index), chunking: CHUNKS } }] : []),
   ].map((request) => ({ ...request, name: "comparison with the first passage", path: "score", isSecond: true }));
 }
 
@@ -25,7 +27,7 @@ export function drawExpected(ranking, index, runs) {
   const { passages, order, scores } = ranking;
   const name = nameOfPassage(passages, index);
   if (order[0] === index) {
-    return card(`${name} is first`, muted(order.length > 1 ? `It has ${figure(scores[index] - scores[order[1]])} more than the next.` : "It is the only passage."));
+    return card(sentenceCase(`${name} is first`), muted(order.length > 1 ? `It has ${figure(scores[index] - scores[order[1]])} more than the next.` : "It is the only passage."));
   }
   return card(`Why is ${name} not first?`, sentences(whyNot(ranking, index, runs)));
 }
@@ -40,7 +42,7 @@ function whyNot(ranking, index, runs) {
     ...(first ? [sentenceOfFirst(ranking, index, first)] : []),
     ...(first && own ? wordSentences(first.query, own.query) : ["The tokens of a request do not suffice to explain both passages."]),
     ...(cut ? [cut.sentence] : []),
-    `Next: ${(cut?.next ?? own) ? cut?.next ?? nextStep(ranking, index, own, first) : "try another model."}`,
+    `Next: ${cut?.next ?? nextStep(ranking, index, own, first)}`,
   ].filter(Boolean);
 }
 
@@ -58,7 +60,7 @@ const rankWith = ({ scores }, index, score) => orderOf(scores.with(index, score)
 
 function marginSentence({ passages, order, scores }, index) {
   const [first] = order;
-  return `It has rank ${order.indexOf(index) + 1} with ${figure(scores[index])}. ${nameOfPassage(passages, first)}, the first, has ${figure(scores[first])}: ${figure(scores[first] - scores[index])} more.`;
+  return `It has rank ${order.indexOf(index) + 1} with ${figure(scores[index])}. ${sentenceCase(nameOfPassage(passages, first))}, the first, has ${figure(scores[first])}: ${figure(scores[first] - scores[index])} more.`;
 }
 
 const byEffect = (units) => units.toSorted((one, other) => other.effect - one.effect);
@@ -81,8 +83,8 @@ function wordSentences(first, own) {
   });
   const matter = largest(pairs.map(({ more }) => more)) / 10;
   const both = (words) => listed(words.map((word) => `${quoted(word)} (${figure(word.first, true)} there, ${figure(word.effect, true)} here)`));
-  const served = (sign) => pairs.filter(({ more }) => sign * more > matter).sort((one, other) => sign * (other.more - one.more)).slice(0, MOST);
-  const [there, here] = [served(1), served(-1)];
+  const [there, here] = [1, -1].map((sign) => pairs.filter(({ more, first: gain, effect }) => sign * more > matter && (sign > 0 ? gain : effect) > 0)
+    .sort((one, other) => sign * (other.more - one.more)).slice(0, MOST));
   return [
     there.length ? `Of the query, the first gains more from ${both(there)}.` : "",
     here.length ? `This passage gains more from ${both(here)}.` : "",
@@ -96,21 +98,22 @@ function chunkSentence(ranking, index, { scores: [score], best_chunks: [chunk] }
   if (end >= length) return null;
   const content = slice(ranking.passages[index].text, chunk);
   const part = `The model reads ${end} of its ${length} characters.`;
-  if (chunk.end <= end || score <= ranking.scores[index]) return { sentence: `${part} No chunk behind the cut line has a higher score.` };
+  if (chunk.end <= end) return { sentence: `${part} Its best chunk of up to ${CHUNKS.size} tokens is before the cut line.` };
   const rank = rankWith(ranking, index, score);
   return {
-    sentence: `${part} Its best chunk reaches behind the cut line, to character ${chunk.end}: ${quoted({ content })} has ${figure(score)}.`,
-    next: `divide it into chunks. By its best chunk it would have rank ${rank}.`,
+    sentence: `${part} Its best chunk of up to ${CHUNKS.size} tokens ${chunk.start >= end ? "is" : "ends"} behind the cut line: ${quoted({ content })}, with ${figure(score)}.`,
+    next: rank < rankWith(ranking, index, ranking.scores[index]) ? `divide it into chunks. By its best one it would have rank ${rank}, if the others stay as they are.` : null,
   };
 }
 
 function nextStep(ranking, index, own, first) {
+  if (!own || !first) return "try another model.";
   const score = ranking.scores[index];
   const worst = byEffect(own.units).at(-1);
   const better = worst && own.units.length > 1 && worst.effect < 0 ? rankWith(ranking, index, score - worst.effect) : Infinity;
   if (better < rankWith(ranking, index, score)) return `edit it. Without ${quoted(worst)} it would have ${figure(score - worst.effect)} and rank ${better}.`;
-  const matter = largest((first?.query ?? []).map(({ effect }) => effect)) / 10;
-  const missed = byEffect((first?.query ?? []).filter(({ effect, start }) => effect > matter && (own.query.find((word) => word.start === start)?.effect ?? 0) < effect / 2)).slice(0, MOST);
+  const matter = largest(first.query.map(({ effect }) => effect)) / 10;
+  const missed = byEffect(first.query.filter(({ effect, start }) => effect > matter && (own.query.find((word) => word.start === start)?.effect ?? 0) < effect / 2)).slice(0, MOST);
   if (missed.length) return `edit it to say more about ${listed(missed.map(quoted))}, from which it gains less than half as much as the first, or try another model.`;
   return "try another model: no sentence lowers its score enough to change its rank, and no word of the query is missing.";
 }

@@ -59,25 +59,25 @@ function paintProse(row, explained, text, isTruncated, model) {
   const content = explained.units.flatMap((unit) => {
     const between = slice(text, { start: at, end: unit.start });
     at = unit.end;
-    return [between, unitOf(unit, slice(text, unit), scale)];
+    return [between, unitOf(unit, slice(text, unit), scale, isTruncated)];
   });
   const units = content.filter((part) => part instanceof Node);
-  const isCut = isTruncated && explained.end < [...text].length;
+  const endsEarly = isTruncated && explained.end < [...text].length;
   prose.replaceChildren(
-    ...(explained.start > 0 ? [unread(slice(text, { start: 0, end: explained.start }))] : []), ...content, slice(text, { start: at, end: explained.end }),
-    ...(isCut ? [cutLine(model), unread(slice(text, { start: explained.end }))] : []));
+    ...(explained.start > 0 ? [unread(slice(text, { start: 0, end: explained.start })), cutLine(model, "from here")] : []), ...content, slice(text, { start: at, end: explained.end }),
+    ...(endsEarly ? [cutLine(model, "up to here"), unread(slice(text, { start: explained.end }))] : []));
   prose.ariaLabel = `${prose.ariaLabel}: its ${explained.by} can be struck out`;
   rove(prose, units);
   const readout = row.querySelector(".readout");
-  readout.textContent = isTruncated && !isCut ? "The model did not read all of the query." : "";
+  readout.textContent = isTruncated && !endsEarly && explained.start === 0 ? "The model did not read all of the query." : "";
   const say = ({ target }) => { if (target.dataset.said) readout.textContent = target.dataset.said; };
   prose.addEventListener("focusin", say);
   prose.addEventListener("mouseover", say);
 }
 
-function unitOf(unit, content, scale) {
+function unitOf(unit, content, scale, isTruncated) {
   const { left_out: value } = unit;
-  const said = value === null ? "Its effect was not measured." : `Without ${/\s/u.test(content) ? "this sentence" : `“${content}”`}, the score changes by ${figure(-value, true)}. Enter strikes it out.`;
+  const said = value === null ? "Its effect was not measured." : `Without ${/\s/u.test(content) ? "this sentence" : `“${content}”`}, the score${isTruncated ? " of the part that the model reads" : ""} changes by ${figure(-value, true)}. Enter strikes it out.`;
   return element("span", {
     className: "unit", role: "button", tabIndex: 0, style: value === null ? {} : diverging(value, scale),
     aria: { pressed: "false" }, data: { action: "strike", said, score: value ?? "" },
@@ -86,8 +86,8 @@ function unitOf(unit, content, scale) {
 
 const unread = (content) => element("span", { className: "unread" }, content);
 
-// The end of what the model reads, of its own maximum length.
-function cutLine({ kind, info }) {
+// Where the part that the model reads begins or ends, which has its maximum length.
+function cutLine({ kind, info }, place) {
   const tokens = info.max_tokens_by_prompt.document ?? info.limits.max_tokens;
-  return element("span", { className: "cut" }, `the model read up to here: ${tokens} tokens${kind === "reranker" ? " with the query" : ""}`);
+  return element("span", { className: "cut" }, `the model read ${place}: ${tokens} tokens${kind === "reranker" ? " with the query" : ""}`);
 }

@@ -4,7 +4,7 @@
 import { quoted } from "./deletion.js";
 import { byId, element, muted, sentences } from "./dom.js";
 import { figure } from "./rank_row.js";
-import { nameOfPassage, orderOf, rankingOf } from "./rank.js";
+import { nameOfPassage, orderOf, rankingOf, sentenceCase } from "./rank.js";
 import { ask, Problem } from "./request.js";
 import { scoreBody } from "./questions.js";
 import { key, sections, state } from "./state.js";
@@ -170,9 +170,9 @@ function saidOf(changes) {
   const { concernsAll, order: [first], scores } = after;
   const moved = changes.filter(({ place, rank }) => rank !== place + 1).length;
   const edited = changes.filter(({ index }) => texts.has(index)).map(({ index, place, words }) =>
-    `${nameOfPassage(ranking.passages, index)}: ${words}; before ${figure(ranking.scores[index])}, rank ${place + 1}.`);
+    `${sentenceCase(nameOfPassage(ranking.passages, index))}: ${words}; before ${figure(ranking.scores[index])}, rank ${place + 1}.`);
   if (!concernsAll) return edited;
-  return [`${nameOfPassage(ranking.passages, first)} is first, with ${figure(scores[first])}. ${moved} of ${changes.length} passages change their rank.`, ...edited];
+  return [`${sentenceCase(nameOfPassage(ranking.passages, first))} is first, with ${figure(scores[first])}. ${moved} of ${changes.length} passages change their rank.`, ...edited];
 }
 
 function changeOf(index, place) {

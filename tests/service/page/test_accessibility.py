@@ -113,7 +113,7 @@ def test_layernorm_with_a_wrong_operator_has_no_violations(browser: Browser, url
 
 
 def test_problems_and_old_results_have_no_violations(browser: Browser, url: str) -> None:
-    page = open_page(browser, f"{url}/debug")
+    page = open_page(browser, f"{url}/debug#tab=explain&run=1")
     type_text(page, "edited-b", "A dog ran.")
     until(lambda: "Difference" in find(page, "#whatif").text)
     type_text(page, "a", " ")
@@ -163,7 +163,7 @@ def test_explanation_of_every_kind_has_no_violations(
 
 def test_results_begin_near_the_top_of_a_phone(browser: Browser, url: str) -> None:
     with shown_on(browser, "phone"):
-        page = open_page(browser, f"{url}/debug")
+        page = open_page(browser, f"{url}/debug#tab=explain&run=1")
         show(page, "explain")
         top = page.execute_script(
             "return document.querySelector('.figure').getBoundingClientRect().top + scrollY"

@@ -97,6 +97,7 @@ def test_words_and_tokens_have_the_same_sum(page: Browser, url: str) -> None:
 def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str) -> None:
     page = open_page(browser, f"{reranker_url}/debug#tab=attribute", "reranker")
     assert [tab for tab in texts(page, "[role=tab]") if tab] == [
+        "Rank",
         "Explain",
         "All targets and methods",
     ]
