@@ -9,8 +9,9 @@ import { landmarks, UNRELATED } from "./reading.js";
 import { number, table } from "./tables.js";
 import { slice } from "./tokens.js";
 
-// Few, so that the first explanations are there soon, and the limit of tokens of a request suffices.
-const EXPLAINED_PER_REQUEST = 4;
+// Few passages, so that the first explanations are there soon. Without each of 24 sentences, the tokens are read 24
+// times, and a request may read 20,000.
+const MAX_EXPLAINED = { passages: 4, tokens: 800 };
 // An end of a sentence with more behind it, by the main rules of the service.
 const TWO_SENTENCES = /[!?…؟।][^\p{L}\p{N}\s]*\s+\S|\.[^\p{L}\p{N}\s]*\s+[^\p{Ll}\s]|[。｡．！？]\s*\S|\n\s*\n/u;
 
@@ -30,9 +31,9 @@ export function rankSecondRequests(_inputs, model, runs) {
   const second = { path: "score", isSecond: true, isOptional: true };
   const reference = { ...second, key: "reference", name: "similarity to unrelated texts", body: scoreBody(query, [...UNRELATED, query], model) };
   const explained = [];
-  for (let first = 0; first < order.length; first += EXPLAINED_PER_REQUEST) {
-    const own = order.slice(first, first + EXPLAINED_PER_REQUEST);
-    const name = `explanation of ranks ${first + 1} to ${first + own.length} of ${order.length}`;
+  for (const own of grouped(ranking)) {
+    const first = order.indexOf(own[0]) + 1;
+    const name = `explanation of ranks ${first} to ${first + own.length - 1} of ${order.length}`;
     for (const by of ["sentences", "words"]) {
       const indices = own.filter((index) => (by === "sentences") === TWO_SENTENCES.test(passages[index].text.trim()));
       const body = { ...scoreBody(query, indices.map((index) => passages[index].text), model), explain: { by } };
@@ -40,6 +41,21 @@ export function rankSecondRequests(_inputs, model, runs) {
     }
   }
   return [...(model.similarity === "cosine" ? [reference] : []), ...explained];
+}
+
+// The indices in order, in groups for a request each.
+function grouped({ order, run: { result: { tokens } } }) {
+  const groups = [];
+  let sum = 0;
+  for (const index of order) {
+    sum += tokens[index];
+    if (sum <= MAX_EXPLAINED.tokens && groups.at(-1)?.length < MAX_EXPLAINED.passages) groups.at(-1).push(index);
+    else {
+      groups.push([index]);
+      sum = tokens[index];
+    }
+  }
+  return groups;
 }
 
 // The ranking of the runs, or null: scores by index of the passage, indices in order, and explanations by index.

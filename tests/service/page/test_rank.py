@@ -1,6 +1,7 @@
 """The ranking of passages: list, colours, cut line, the expected passage, and edits."""
 
 import json
+import re
 from collections.abc import Iterator
 from functools import partial
 from urllib.parse import urlencode
@@ -118,14 +119,17 @@ def place(scores: list[float], index: int) -> int:
 
 def check_after(row: WebElement, scores: list[float], index: int) -> None:
     """Wait until a row has its new score and rank."""
-    until(lambda: find_in(row, ".after").text.startswith("now "))
-    until(
-        lambda: (
-            number(find_in(row, ".after").text.split(",")[0].removeprefix("now "))
-            == pytest.approx(scores[index], abs=1e-4)
+
+    def holds() -> bool:
+        match = re.match(r"now ([^,]+), rank (\d+)", find_in(row, ".after").text)
+        expected = pytest.approx(scores[index], abs=1e-4)
+        return (
+            match is not None
+            and number(match[1]) == expected
+            and int(match[2]) == place(scores, index)
         )
-    )
-    assert f", rank {place(scores, index)}" in find_in(row, ".after").text
+
+    until(holds)
 
 
 @pytest.mark.parametrize("kind", ["embedding", "reranker", "sparse", "multi"])
@@ -501,6 +505,27 @@ def test_edited_input_marks_the_ranking_as_old(browser: Browser, minilm_url: str
     assert find(page, "#rank .stale").text == "These results are of other inputs: run again."
     find(page, "[name=passages]").send_keys(" ")
     assert find(page, "[name=expected]").get_property("value") == ""
+
+
+def test_list_is_there_before_the_explanations_which_an_edited_input_cancels(
+    browser: Browser, minilm_url: str
+) -> None:
+    page = open_page(browser, f"{minilm_url}/debug#tab=rank", has_gradients=False)
+    until(lambda: find(page, "#rank .go").is_enabled())
+    page.execute_script(
+        "const send = window.fetch;"
+        "window.fetch = (url, options) => options?.body?.includes('explain')"
+        " ? new Promise((_, fail) => options.signal.addEventListener('abort', () => {"
+        " window.isCancelled = true; fail(options.signal.reason); })) : send(url, options);"
+    )
+    find(page, "#rank .go").click()
+    until(lambda: len(rows(page)) == 4)
+    assert find(page, "#rank .second").get_attribute("aria-busy") == "true"
+    assert not page.find_elements(By.CSS_SELECTOR, "#rank .unit")
+    type_text(page, "query", "rain")
+    until(lambda: page.execute_script("return window.isCancelled"))
+    explained(page)
+    assert len(rows(page)) == 4
 
 
 def test_tables_have_the_effects_before_the_scores(browser: Browser, minilm_url: str) -> None:
