@@ -112,7 +112,7 @@ def test_ranking_has_no_violations(
 ) -> None:
     url = request.getfixturevalue("url" if kind == "embedding" else f"{kind}_url")
     page = open_page(browser, f"{url}/debug#tab=rank", kind)
-    passages = "w8 w9.\n\nw5 w6! w7 w8.\n\n" + "w5 w6 w7 w8! " * 20
+    passages = "w8 w9.\n\nw5 w6! w7 w8.\n\n" + "w5 w6 w7 w8! " * 200
     page.execute_script("document.querySelector('[name=passages]').value = arguments[0]", passages)
     type_text(page, "query", "w5 w6")
     run(page, "rank")
