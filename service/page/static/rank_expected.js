@@ -10,8 +10,8 @@ import { largest, slice } from "./tokens.js";
 // The largest number of tokens that the service takes for explanations: two passages, and the query in both.
 const MAX_TOKENS = 20_000;
 const MOST = 3;
-// Small chunks show where the part of a passage is that the query is about.
-const CHUNKS = { strategy: "sentences", size: 64 };
+// Small chunks show where the part of a passage is that the query is about. A reranker reads the query with each.
+const chunking = ({ info }) => ({ strategy: "sentences", size: Math.min(64, Math.floor(info.limits.max_tokens / 2)) });
 
 // Both passages explained, and the best chunk of one that the model does not read to its end.
 export function expectedRequests({ query, passages, order, truncated }, index, model) {
@@ -19,7 +19,7 @@ export function expectedRequests({ query, passages, order, truncated }, index, m
   const body = (...indices) => scoreBody(query, indices.map((own) => passages[own].text), model);
   return [
     { key: "margin", body: { ...body(order[0], index), explain: { by: "auto", of: "both", max_tokens: MAX_TOKENS } } },
-    ...(truncated[index] ? [{ key: "chunks", body: { ...body(index), chunking: CHUNKS } }] : []),
+    ...(truncated[index] ? [{ key: "chunks", isOptional: true, body: { ...body(index), chunking: chunking(model) } }] : []),
   ].map((request) => ({ ...request, name: "comparison with the first passage", path: "score", isSecond: true }));
 }
 
@@ -36,12 +36,12 @@ function whyNot(ranking, index, runs) {
   const [margin, chunks] = ["margin", "chunks"].map((key) => runs.find((run) => run.key === key));
   const [first, own] = margin.result.explanations.map((explanation, at) =>
     (explanation ? sidesOf(explanation.texts, ranking, at === 0 ? ranking.order[0] : index) : null));
-  const cut = chunks ? chunkSentence(ranking, index, chunks.result, own) : null;
+  const cut = chunks?.result ? chunkSentence(ranking, index, chunks, own) : null;
   return [
     marginSentence(ranking, index),
     ...(first ? [sentenceOfFirst(ranking, index, first)] : []),
     ...(first && own ? wordSentences(first.query, own.query) : ["The tokens of a request do not suffice to explain both passages."]),
-    ...(cut ? [cut.sentence] : []),
+    ...(cut ? [cut.sentence] : chunks?.problem ? [chunks.problem] : []),
     `Next: ${cut?.next ?? nextStep(ranking, index, own, first)}`,
   ].filter(Boolean);
 }
@@ -92,16 +92,16 @@ function wordSentences(first, own) {
 }
 
 // What the part behind the cut line would bring: the score of the best chunk, if it reaches behind the line.
-function chunkSentence(ranking, index, { scores: [score], best_chunks: [chunk] }, own) {
+function chunkSentence(ranking, index, { result: { scores: [score], best_chunks: [chunk] }, body: { chunking: { size } } }, own) {
   const length = [...ranking.passages[index].text].length;
   const end = own?.end ?? length;
   if (end >= length) return null;
   const content = slice(ranking.passages[index].text, chunk);
   const part = `The model reads ${end} of its ${length} characters.`;
-  if (chunk.end <= end) return { sentence: `${part} Its best chunk of up to ${CHUNKS.size} tokens is before the cut line.` };
+  if (chunk.end <= end) return { sentence: `${part} Its best chunk of up to ${size} tokens is before the cut line.` };
   const rank = rankWith(ranking, index, score);
   return {
-    sentence: `${part} Its best chunk of up to ${CHUNKS.size} tokens ${chunk.start >= end ? "is" : "ends"} behind the cut line: ${quoted({ content })}, with ${figure(score)}.`,
+    sentence: `${part} Its best chunk of up to ${size} tokens ${chunk.start >= end ? "is" : "ends"} behind the cut line: ${quoted({ content })}, with ${figure(score)}.`,
     next: rank < rankWith(ranking, index, ranking.scores[index]) ? `divide it into chunks. By its best one it would have rank ${rank}, if the others stay as they are.` : null,
   };
 }

@@ -77,7 +77,7 @@ async function compare() {
   const compared = [];
   try {
     for (const request of expectedRequests(ranking, index, state.model)) {
-      compared.push(known(request) ?? { ...request, result: await ask(request.path, request.body, key(), comparison.signal) });
+      compared.push(known(request) ?? await answered(request));
     }
     place.replaceChildren(drawExpected(ranking, index, compared));
     sections.rank.runs.push(...compared.filter((request) => !known(request)));
@@ -85,6 +85,15 @@ async function compare() {
     if (error.name === "AbortError") return;
     if (!(error instanceof Problem)) throw error;
     place.replaceChildren(element("p", { className: "problem" }, `The comparison with the first passage: ${error.message}.`));
+  }
+}
+
+async function answered(request) {
+  try {
+    return { ...request, result: await ask(request.path, request.body, key(), comparison.signal) };
+  } catch (error) {
+    if (!request.isOptional || !(error instanceof Problem)) throw error;
+    return { ...request, problem: `The chunks behind the cut line could not be scored: ${error.message}.` };
   }
 }
 
