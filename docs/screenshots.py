@@ -49,7 +49,8 @@ def picture(browser: webdriver.Chrome, url: str, scheme: str) -> bytes:
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     feature = {"name": "prefers-color-scheme", "value": scheme}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
-    browser.get(f"{url}/debug")
+    browser.get("about:blank")  # a change of the fragment alone would not load the page
+    browser.get(f"{url}/debug#tab=explain&run=1")
     done = (By.CSS_SELECTOR, ".second[aria-busy=false]")
     WebDriverWait(browser, TIMEOUT_S).until(lambda driver: driver.find_elements(*done))
     image = Image.open(io.BytesIO(browser.get_screenshot_as_png())).convert("RGB")

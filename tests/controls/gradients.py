@@ -278,6 +278,31 @@ GUARDS = (
         f"{_P}test_explain.py::test_struck_word_has_the_number_of_the_explanation",
     ),
     Guard(
+        "service/page/static/rank.js",
+        "scores[other] - scores[one] || one - other",
+        "scores[one] - scores[other] || one - other",
+        f"{_P}test_rank.py::test_list_has_the_order_and_the_scores_of_rerank",
+    ),
+    Guard(
+        "service/page/static/rank_row.js",
+        "unread(slice(text, { start: explained.end }))",
+        "unread(slice(text, { start: explained.end + 1 }))",
+        f"{_P}test_rank.py::test_cut_line_is_where_the_tokenizer_truncates",
+    ),
+    Guard(
+        "service/page/static/rank_whatif.js",
+        "scores[index] = result.scores[at];",
+        "scores[at] = result.scores[at];",
+        f"{_P}test_rank.py::test_struck_sentence_has_the_score_and_the_rank_of_the_rest",
+    ),
+    Guard(
+        "service/page/static/rank_page.js",
+        "sections.rank.controller?.abort();",
+        "",
+        f"{_P}test_rank.py::"
+        "test_list_is_there_before_the_explanations_which_an_edited_input_cancels",
+    ),
+    Guard(
         "service/page/static/second.js",
         "unit.score * gradient < 0",
         "unit.score * gradient > 0",

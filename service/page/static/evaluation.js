@@ -1,9 +1,11 @@
 // Many questions at once: metrics of the rankings, and the questions whose first document is not expected.
 
 import { byId, count, element, facts, muted, percent, shown } from "./dom.js";
-import { hits, meanNdcg, meanReciprocalRank, rankingOf } from "./metrics.js";
+import { hits, judgedRanking, meanNdcg, meanReciprocalRank } from "./metrics.js";
 import { parseQuestions } from "./question_file.js";
 import { scoreBody } from "./questions.js";
+import { openRanking, setInput } from "./rank_open.js";
+import { MAX_PASSAGES } from "./rank_passages.js";
 import { headline } from "./reading.js";
 import { Problem } from "./request.js";
 import { number, table } from "./tables.js";
@@ -26,7 +28,7 @@ function named(problems) {
 
 export function drawEvaluation(runs, inputs) {
   const answered = runs.filter(({ result }) => result).map(({ question, result: { scores } }) =>
-    ({ ...question, ...rankingOf(scores, question.relevance) }));
+    ({ ...question, ...judgedRanking(scores, question.relevance) }));
   const missing = runs[0].total - answered.length;
   const failures = answered.filter(({ rank }) => rank > 1);
   const k = Math.max(1, Math.floor(Number(inputs["hits-k"])) || 1);
@@ -46,9 +48,10 @@ export function drawEvaluation(runs, inputs) {
 
 // The question with the largest distance to the first place comes first.
 function failureTable(failures) {
-  const rows = [...failures].sort((one, other) => one.margin - other.margin).map(({ query, documents, expected, rival, rank, margin }) => {
+  const rows = [...failures].sort((one, other) => one.margin - other.margin).map((failure) => {
+    const { query, documents, expected, rival, rank, margin } = failure;
     const open = element("button", { type: "button", className: "link", title: "Explain this ranking" }, query);
-    open.addEventListener("click", () => openQuestion(query, documents, expected, rival));
+    open.addEventListener("click", () => openQuestion(failure));
     return [open, number(rank, `${rank} of ${documents.length}`), number(margin), clipped(documents[expected]), clipped(documents[rival])];
   });
   return element("div", { className: "failures" },
@@ -58,18 +61,11 @@ function failureTable(failures) {
 
 const clipped = (text) => element("div", { className: "clipped", title: text }, text);
 
-// Explain why a document is before the expected one.
-function openQuestion(query, documents, expected, first) {
-  for (const [name, text] of Object.entries({ a: query, b: documents[expected], c: documents[first] })) setInput(name, text);
-  byId("tab-explain").click();
-  byId("tab-explain").focus();
-  byId("explain").querySelector(".go").click();
-}
-
-function setInput(name, text) {
-  const input = document.querySelector(`[name=${name}]`);
-  input.value = text;
-  input.dispatchEvent(new Event("input"));
+// Rank the best documents of a question, of which the expected one is the last if it is not among them.
+function openQuestion({ query, documents, places, expected }) {
+  const best = places.slice(0, MAX_PASSAGES);
+  if (!best.includes(expected)) best.splice(-1, 1, expected);
+  openRanking(query, best.map((index) => documents[index]), best.indexOf(expected));
 }
 
 // Read files that are chosen or dropped, and say at once what the list has.

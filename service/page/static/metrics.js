@@ -11,15 +11,15 @@ const order = (scores, relevance) =>
 const gain = (relevance) =>
   relevance.slice(0, NDCG_DEPTH).reduce((sum, value, index) => sum + value / Math.log2(index + 2), 0);
 
-// The ranking of one question: `rank` is that of the best expected document, and `margin` its score less the best score
+// The ranking of one question: `places` has the indices, `rank` is that of the best expected document, and `margin` its score less the best score
 // of a document that is not expected, which is missing if all are.
-export function rankingOf(scores, relevance) {
+export function judgedRanking(scores, relevance) {
   const places = order(scores, relevance);
   const place = places.findIndex((index) => relevance[index] > 0);
   const expected = places[place];
   const rival = places.find((index) => relevance[index] === 0);
   return {
-    rank: place + 1, expected, rival,
+    places, rank: place + 1, expected, rival,
     margin: rival === undefined ? null : scores[expected] - scores[rival],
     ndcg: gain(places.map((index) => relevance[index])) / gain([...relevance].sort((a, b) => b - a)),
   };

@@ -1,6 +1,7 @@
 // The served models.
 
 import { byId, element } from "./dom.js";
+import { showRankingModels } from "./rank_whatif.js";
 import { MODEL, servedModels } from "./request.js";
 import { key, state } from "./state.js";
 
@@ -10,6 +11,7 @@ export async function showModels() {
   const chosen = MODEL ?? state.model?.name;
   byId("models").replaceChildren(...(models.length < 2 ? [] : models.map(({ name }) =>
     element("a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === chosen } }, name))));
+  showRankingModels(models, chosen);
   const others = document.querySelector("[name=other]");
   const { value } = others;
   others.replaceChildren(...models.filter(({ name }) => name !== chosen).map(({ name }) => element("option", {}, name)));

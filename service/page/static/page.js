@@ -9,6 +9,7 @@ import { changedInputs, inputs, onInput, restore, showChoices, showConditional, 
 import { HAS_GRADIENTS, loadGradients, servedModel } from "./model.js";
 import { showModels } from "./models.js";
 import { DEFAULTS } from "./questions.js";
+import { connectRanking, openLinkedRequest } from "./rank_page.js";
 import { Problem } from "./request.js";
 import { checkStale, onResults, redraw, run, runSecond } from "./runs.js";
 import { SECTIONS } from "./sections.js";
@@ -34,7 +35,7 @@ function readAddress() {
   const address = new URLSearchParams(location.hash.slice(1));
   restore(address);
   const tab = address.get("tab");
-  show(Object.hasOwn(SECTIONS, tab) && isOffered(tab) ? tab : "explain");
+  show(Object.hasOwn(SECTIONS, tab) && isOffered(tab) ? tab : isOffered("rank") ? "rank" : "explain");
 }
 
 // Whether the model has a section. Those of gradients are offered until it is known that there are none.
@@ -180,6 +181,7 @@ onResults((name) => {
 });
 connectWhatIf(() => writeAddress());
 connectEvaluation();
+connectRanking();
 addEventListener("hashchange", readAddress);
 addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && isReady(state.current)) run(state.current);
@@ -191,6 +193,8 @@ byId("key").addEventListener("change", () => {
   showModel();
   changed();
 });
-showTabs();
-readAddress();
-showModel();
+if (!openLinkedRequest()) {
+  showTabs();
+  readAddress();
+  showModel();
+}

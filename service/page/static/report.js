@@ -23,6 +23,7 @@ function styles() {
 function copyOf(result) {
   const copy = result.cloneNode(true);
   for (const control of copy.querySelectorAll("input, .readout, .partners, .slot")) control.remove();
+  for (const unit of copy.querySelectorAll("[role=button]")) unit.removeAttribute("role");
   for (const named of copy.querySelectorAll("[tabindex]")) named.removeAttribute("tabindex");
   for (const button of copy.querySelectorAll("button:is(.sort, .link)")) button.replaceWith(button.textContent);
   for (const button of copy.querySelectorAll("button.chip")) button.replaceWith(stillChip(button));
@@ -46,7 +47,7 @@ function contents(name) {
 export function reportOf(name, record, link) {
   const file = document.implementation.createHTMLDocument(`Vitrine: ${document.querySelector(`#tab-${name}`).textContent}`);
   const heading = document.querySelector(`#${name} h2`).innerText;
-  const texts = [...document.querySelectorAll(".texts label")].filter(({ offsetParent }) => offsetParent)
+  const texts = [...document.querySelectorAll(".texts label, .stated")].filter(({ offsetParent }) => offsetParent)
     .map((label) => [label.querySelector(".name:not([hidden])").textContent, label.querySelector("textarea, input, select").value]);
   const policy = element("meta", { httpEquiv: "Content-Security-Policy", content: "default-src 'none'; style-src 'unsafe-inline'; img-src data:" });
   const data = element("script", { type: "application/json", id: "data", textContent: JSON.stringify(record).replaceAll("<", "\\u003c") });

@@ -159,7 +159,8 @@ function redrawSecond(name) {
   const place = part(name, "result").querySelector(".second");
   if (place) {
     const { gradients, problem } = state.model;
-    const isPending = section.isRunning || section.isSecond || !(gradients || problem);
+    const awaitsGradients = SECTIONS[name].checks && !(gradients || problem);
+    const isPending = Boolean(section.isRunning || section.isSecond || awaitsGradients);
     place.replaceChildren(...SECTIONS[name].drawSecond(section.runs, state.model, isPending));
     place.ariaBusy = String(isPending);
   }

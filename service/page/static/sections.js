@@ -7,6 +7,7 @@ import { drawExplanation } from "./explain.js";
 import { drawFlow } from "./flow.js";
 import { drawLayerNorm } from "./layer_norm.js";
 import { drawParity } from "./parity.js";
+import { drawRanking, drawRankingSecond, rankRequests, rankSecondRequests } from "./rank.js";
 import { compareRequests, explainRequests, parsedRows, secondText, TARGETS } from "./questions.js";
 import { drawSecond, secondChecks, secondRequests } from "./second.js";
 import { drawGradient } from "./vjp.js";
@@ -42,6 +43,11 @@ const OBJECTIVES = {
 // checked before the run; `isOfTwo`: it compares two served models; `uses`: whether it uses all texts, text A or none; `second`: requests after
 // the first answer, with their own drawing function and checks.
 export const SECTIONS = {
+  rank: {
+    entry: "why", kinds: ["embedding", "reranker", "multi", "sparse"], button: "Rank", isCheap: true, uses: () => "none",
+    requests: rankRequests, draw: drawRanking,
+    second: rankSecondRequests, drawSecond: drawRankingSecond,
+  },
   explain: {
     entry: "why", button: "Explain", isCheap: true,
     requests: explainRequests, draw: drawExplanation,

@@ -4,7 +4,7 @@ import { byId } from "./dom.js";
 import { SECTIONS } from "./sections.js";
 
 // The served model is null until its description has arrived. `models` are all models of the service.
-export const state = { model: null, models: [], current: "explain" };
+export const state = { model: null, models: [], current: "rank" };
 
 // The runs of each section, the inputs that they are of, how to cancel them, and whether its first answer, or the
 // second opinion after it, is being computed.

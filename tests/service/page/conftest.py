@@ -97,7 +97,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser, url: str) -> Browser:
     """Return the newly opened page."""
-    return open_page(browser, f"{url}/debug")
+    return open_page(browser, f"{url}/debug#tab=explain&run=1")
 
 
 @pytest.fixture(scope="session")

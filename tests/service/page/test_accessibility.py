@@ -112,6 +112,26 @@ def test_comparison_without_another_model_has_no_violations(browser: Browser, ur
     check(page)
 
 
+@pytest.mark.parametrize("kind", ["embedding", "reranker", "multi", "sparse"])
+def test_ranking_has_no_violations(
+    browser: Browser, request: pytest.FixtureRequest, kind: str
+) -> None:
+    url = request.getfixturevalue("url" if kind == "embedding" else f"{kind}_url")
+    page = open_page(browser, f"{url}/debug#tab=rank", kind)
+    passages = "w8 w9.\n\nw5 w6! w7 w8.\n\n" + "w5 w6 w7 w8! " * 200
+    page.execute_script("document.querySelector('[name=passages]').value = arguments[0]", passages)
+    type_text(page, "query", "w5 w6")
+    run(page, "rank")
+    until(lambda: find(page, "#rank .second").get_attribute("aria-busy") == "false")
+    assert find(page, "#rank .cut").is_displayed()
+    find(page, "#rank .row:last-child [data-action=expect]").click()
+    until(lambda: find(page, "#rank .why h3").is_displayed())
+    find(page, "#rank .unit").click()
+    until(lambda: find(page, "#rank .after").text)
+    find(page, "#rank [data-action=edit]").click()
+    check(page)
+
+
 def test_layernorm_with_a_wrong_operator_has_no_violations(browser: Browser, url: str) -> None:
     page = open_page(browser, f"{url}/debug#tab=layernorm&rows=own")
     assert "candidate: dx[0, " in run(page, "layernorm")
@@ -119,7 +139,7 @@ def test_layernorm_with_a_wrong_operator_has_no_violations(browser: Browser, url
 
 
 def test_problems_and_old_results_have_no_violations(browser: Browser, url: str) -> None:
-    page = open_page(browser, f"{url}/debug")
+    page = open_page(browser, f"{url}/debug#tab=explain&run=1")
     type_text(page, "edited-b", "A dog ran.")
     until(lambda: "Difference" in find(page, "#whatif").text)
     type_text(page, "a", " ")
@@ -169,7 +189,7 @@ def test_explanation_of_every_kind_has_no_violations(
 
 def test_results_begin_near_the_top_of_a_phone(browser: Browser, url: str) -> None:
     with shown_on(browser, "phone"):
-        page = open_page(browser, f"{url}/debug")
+        page = open_page(browser, f"{url}/debug#tab=explain&run=1")
         show(page, "explain")
         top = page.execute_script(
             "return document.querySelector('.figure').getBoundingClientRect().top + scrollY"

@@ -99,7 +99,7 @@ def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str
     debugging = ["LayerNorm", "All targets and methods"]
     assert [tab for tab in texts(page, "[role=tab]") if tab] == debugging
     find(page, "[data-entry=why]").click()
-    assert [tab for tab in texts(page, "[role=tab]") if tab] == ["Explain", "Questions"]
+    assert [tab for tab in texts(page, "[role=tab]") if tab] == ["Rank", "Explain", "Questions"]
     show(page, "attribute")
     labels = [label.split("\n")[0] for label in texts(page, ".texts label") if label]
     assert labels == ["Query", "Document", "Other document (optional)"]

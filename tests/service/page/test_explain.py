@@ -103,7 +103,7 @@ def test_words_have_the_numbers_of_score(
     check_rows(page, expected)
     assert not find(page, "#unavailable").text
     assert not find(page, "#explain > .problem").text
-    assert [tab for tab in texts(page, "[role=tab]") if tab][:1] == ["Explain"]
+    assert [tab for tab in texts(page, "[role=tab]") if tab][:2] == ["Rank", "Explain"]
     assert "All targets and methods" not in texts(page, "[role=tab]")
     assert "VITRINE_DEBUG__ENABLED" in find(page, ".second").text
 

@@ -84,7 +84,7 @@ def test_metrics_equal_those_of_scikit_learn(plain_page: Browser) -> None:
     means = plain_page.execute_script(
         "const [scores, graded, single] = arguments;"
         "return import('./debug/assets/metrics.js').then((own) => {"
-        "const rankings = (all) => scores.map((row, index) => own.rankingOf(row, all[index]));"
+        "const rankings = (all) => scores.map((row, index) => own.judgedRanking(row, all[index]));"
         "return [own.meanNdcg(rankings(graded)), own.meanReciprocalRank(rankings(single)),"
         "own.hits(rankings(single), 1), own.hits(rankings(single), 3)]; })",
         scores.tolist(),
@@ -104,7 +104,7 @@ def test_metrics_equal_those_of_scikit_learn(plain_page: Browser) -> None:
 
 
 def test_equal_scores_count_against_the_expected_documents(plain_page: Browser) -> None:
-    ranking = called(plain_page, "metrics", "rankingOf", [0.5, 0.5, 0.5], [1, 0, 0])
+    ranking = called(plain_page, "metrics", "judgedRanking", [0.5, 0.5, 0.5], [1, 0, 0])
     assert ranking["rank"] == 3
     assert ranking["margin"] == 0
 
@@ -145,10 +145,12 @@ def test_failures_have_the_ranks_and_margins_of_score(
     assert metrics_of(page)["hits@2"] == pytest.approx(np.mean(np.array(ranks) <= 2), abs=1e-4)
     assert not find(page, "#questions .stale").is_displayed()
     find(page, "#questions td .link").click()
-    until(lambda: find(page, "#explain").get_attribute("aria-busy") == "false")
-    values = [find(page, f"[name={name}]").get_property("value") for name in "abc"]
-    assert values == [rows[0][1], *rows[0][3:]]
-    assert " ranks below " in find(page, ".reading").text
+    until(lambda: find(page, "#rank .row.expected").is_displayed())
+    assert find(page, "[name=query]").get_property("value") == rows[0][1]
+    _, _, rank, expected, first = rows[0]
+    ranked = texts(page, "#rank .row")
+    assert expected in find(page, "#rank .row.expected").text == ranked[rank - 1]
+    assert first in ranked[0]
 
 
 def test_csv_has_the_same_questions_as_json_lines(plain_page: Browser) -> None:

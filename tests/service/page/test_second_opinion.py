@@ -101,7 +101,7 @@ def test_gradients_of_a_reranker_and_a_classifier_are_of_the_explained_number(
     browser: Browser, reranker_url: str, classifier_url: str
 ) -> None:
     query, document, versus = "w7 w9", "w21 w5 w33", "w8 w51"
-    page = open_page(browser, f"{reranker_url}/debug", "reranker")
+    page = open_page(browser, f"{reranker_url}/debug#tab=explain&run=1", "reranker")
     for name, text in zip("abc", [query, document, versus], strict=True):
         type_text(page, name, text)
     run(page, "explain")
@@ -128,7 +128,7 @@ def test_gradients_of_a_reranker_and_a_classifier_are_of_the_explained_number(
     rows = cells(page, BOTH)
     assert [float(row[3]) for row in rows] == pytest.approx(expected, abs=1e-5)
     text = "w5 w6 w7"
-    page = open_page(browser, f"{classifier_url}/debug", "classifier")
+    page = open_page(browser, f"{classifier_url}/debug#tab=explain&run=1", "classifier")
     type_text(page, "a", text)
     run(page, "explain")
     second_opinion(page)
@@ -148,7 +148,7 @@ def test_similarity_of_a_model_with_prompts_has_gradients_with_these_prompts(
     shutil.copytree(small_artifact.path, copied)
     edit_json(copied / MANIFEST, prompts={"query": "find: ", "document": "it says: "})
     for url in started(Artifact.load(copied), hold):
-        page = open_page(browser, f"{url}/debug")
+        page = open_page(browser, f"{url}/debug#tab=explain&run=1")
         second_opinion(page)
         open_details(page)
         text = {"text": CAT, "prompt_name": "query"}
@@ -174,7 +174,7 @@ def test_multi_vector_model_has_the_alignment_of_its_tokens(
 
 
 def test_sparse_encoder_has_no_gradients_of_its_scores(browser: Browser, sparse_url: str) -> None:
-    page = open_page(browser, f"{sparse_url}/debug", "sparse")
+    page = open_page(browser, f"{sparse_url}/debug#tab=explain&run=1", "sparse")
     assert not second_opinion(page)
     assert not find(page, "#second-options").is_displayed()
     show(page, "attribute")
@@ -222,10 +222,11 @@ def test_model_without_source_is_explained_without_gradients(
     files = {k: v for k, v in small_artifact.manifest.files.items() if not k.startswith("source/")}
     edit_json(copied / MANIFEST, files=files)
     for url in started(Artifact.load(copied), hold):
-        page = open_page(browser, f"{url}/debug", has_gradients=False)
+        page = open_page(browser, f"{url}/debug#tab=explain&run=1", has_gradients=False)
         assert "cat" in scores(page, "Effects in text A")
         assert second_opinion(page).startswith("Second opinion\nGradients are not available: ")
         assert [tab for tab in texts(page, "[role=tab]") if tab] == [
+            "Rank",
             "Explain",
             "Questions",
             "Compare models",
@@ -360,7 +361,7 @@ def test_dot_products_are_explained_by_pairs_and_words(
     browser: Browser, url_of_similarities: str
 ) -> None:
     url = url_of_similarities
-    page = open_page(browser, f"{url}/debug?model=dot")
+    page = open_page(browser, f"{url}/debug?model=dot#tab=explain&run=1")
     second_opinion(page)
     (score,) = served(url, "score", model="dot", queries=CAT, documents=[FELINE])["scores"]
     (own,) = served(url, "score", model="dot", queries=CAT, documents=[CAT])["scores"]
@@ -374,7 +375,7 @@ def test_dot_products_are_explained_by_pairs_and_words(
 
 def test_distances_are_explained_by_words_alone(browser: Browser, url_of_similarities: str) -> None:
     url = url_of_similarities
-    page = open_page(browser, f"{url}/debug?model=euclidean")
+    page = open_page(browser, f"{url}/debug?model=euclidean#tab=explain&run=1")
     second_opinion(page)
     body = {"model": "euclidean", "inputs": [CAT, FELINE]}
     a, b = map(np.array, served(url, "encode", **body)["embeddings"])

@@ -147,8 +147,8 @@ def test_page_url_with_an_unknown_tab_shows_the_first_tab(
     browser: Browser, url: str, tab: str
 ) -> None:
     page = open_page(browser, f"{url}/debug#tab={tab}")
-    assert find(page, "#explain").is_displayed()
-    assert find(page, "#tab-explain").get_attribute("aria-selected") == "true"
+    assert find(page, "#rank").is_displayed()
+    assert find(page, "#tab-rank").get_attribute("aria-selected") == "true"
 
 
 def test_cancel_button_aborts_the_running_job(page: Browser, hold: Path) -> None:
@@ -184,7 +184,7 @@ def test_ctrl_enter_runs_and_tabs_move_by_the_keyboard(page: Browser, url: str) 
     cosine = post(url, "attribute/pair", a=CAT, b="A dog ran.")["similarity"]
     assert number(find(page, ".figure strong").text) == pytest.approx(cosine, abs=1e-3)
     find(page, "#tab-explain").click()
-    for key, name in ((Keys.END, "compare"), (Keys.HOME, "explain"), (Keys.LEFT, "compare")):
+    for key, name in ((Keys.END, "compare"), (Keys.HOME, "rank"), (Keys.LEFT, "compare")):
         page.switch_to.active_element.send_keys(key)
         assert page.switch_to.active_element.get_attribute("id") == f"tab-{name}"
         assert find(page, f"#{name}").is_displayed()
@@ -195,7 +195,7 @@ def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
 ) -> None:
     page.get_log("performance")  # type: ignore[no-untyped-call]
     page.get_log("browser")  # type: ignore[no-untyped-call]
-    open_page(page, f"{url}/debug")
+    open_page(page, f"{url}/debug#tab=explain&run=1")
     run(page, "attribute")
     until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
     entries = page.get_log("performance")  # type: ignore[no-untyped-call]
@@ -227,9 +227,9 @@ def test_page_of_several_models_links_to_the_page_of_each(
             browser.find_element(By.LINK_TEXT, name).click()
             until(partial(shows, browser, "#model", f"{name} ({kind}) on"))
             until(partial(shows, browser, "#models [aria-current=true]", name))
-            until(lambda: find(browser, "#explain").get_attribute("aria-busy") == "false")
-            assert find(browser, "#explain .result").text
-            assert not find(browser, "#explain > .problem").text
+            until(lambda: find(browser, "#rank").get_attribute("aria-busy") == "false")
+            assert find(browser, "#rank .result").text
+            assert not find(browser, "#rank > .problem").text
 
 
 def test_page_runs_scripts_of_its_own_host_only(url: str) -> None:

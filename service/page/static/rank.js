@@ -1,0 +1,136 @@
+// The ranking of passages by a query: its requests, and the list with the effects of sentences and words.
+
+import { nameOf } from "./deletion.js";
+import { details, element, muted } from "./dom.js";
+import { scoreBody } from "./questions.js";
+import { readPassages } from "./rank_passages.js";
+import { drawRow, figure, paintRow } from "./rank_row.js";
+import { landmarks, UNRELATED } from "./reading.js";
+import { number, table } from "./tables.js";
+import { slice } from "./tokens.js";
+
+// Few passages, so that the first explanations are there soon. Without each of 24 sentences, the tokens are read 24
+// times, and a request may read 20,000.
+const MAX_EXPLAINED = { passages: 4, tokens: 800 };
+// An end of a sentence with more behind it, by the main rules of the service.
+const TWO_SENTENCES = /[!?…؟।][^\p{L}\p{N}\s]*\s+\S|\.[^\p{L}\p{N}\s]*\s+[^\p{Ll}\s]|[。｡．！？]\s*\S|\n\s*\n/u;
+
+const FIELDS = { "/queries": "query", "/documents": "passages" };
+
+// One request scores all passages, so that the ranking costs what /rerank costs.
+export function rankRequests({ query, passages }, model) {
+  const read = readPassages(passages);
+  return [{ key: "ranking", name: "ranking", path: "score", fields: FIELDS, passages: read, body: scoreBody(query, read.map(({ text }) => text), model) }];
+}
+
+// Explanations, the best passages first: sentences, or words of passages of one sentence.
+export function rankSecondRequests(_inputs, model, runs) {
+  const ranking = rankingOf(runs);
+  if (!ranking) return [];
+  const { query, passages, order } = ranking;
+  const second = { path: "score", isSecond: true, isOptional: true };
+  const reference = { ...second, key: "reference", name: "similarity to unrelated texts", body: scoreBody(query, [...UNRELATED, query], model) };
+  const explained = [];
+  for (const own of grouped(ranking)) {
+    const first = order.indexOf(own[0]) + 1;
+    const name = `explanation of ranks ${first} to ${first + own.length - 1} of ${order.length}`;
+    for (const by of ["sentences", "words"]) {
+      const indices = own.filter((index) => (by === "sentences") === TWO_SENTENCES.test(passages[index].text.trim()));
+      const body = { ...scoreBody(query, indices.map((index) => passages[index].text), model), explain: { by } };
+      if (indices.length) explained.push({ ...second, key: "explained", name, indices, body });
+    }
+  }
+  return [...(model.similarity === "cosine" ? [reference] : []), ...explained];
+}
+
+// The indices in order, in groups for a request each.
+function grouped({ order, run: { result: { tokens } } }) {
+  const groups = [];
+  let sum = 0;
+  for (const index of order) {
+    sum += tokens[index];
+    if (sum <= MAX_EXPLAINED.tokens && groups.at(-1)?.length < MAX_EXPLAINED.passages) groups.at(-1).push(index);
+    else {
+      groups.push([index]);
+      sum = tokens[index];
+    }
+  }
+  return groups;
+}
+
+// The ranking of the runs, or null: scores by index of the passage, indices in order, and explanations by index.
+export function rankingOf(runs) {
+  const run = runs.find(({ key, result }) => key === "ranking" && result);
+  if (!run) return null;
+  const { result, passages, body } = run;
+  const explanations = new Map(runs.filter(({ key, result: own }) => key === "explained" && own)
+    .flatMap(({ indices, result: { explanations: own } }) => indices.map((index, at) => [index, own[at]?.texts[0] ?? null])));
+  const reference = runs.find(({ key }) => key === "reference")?.result;
+  const { scores, truncated } = result;
+  return {
+    run, query: body.queries, passages, scores, truncated, explanations, order: orderOf(scores),
+    name: nameOf(run), known: reference ? landmarks(reference.scores) : null,
+  };
+}
+
+// Indices by score, the highest first; equal scores by index, as /rerank has them.
+export const orderOf = (scores) => scores.map((_, index) => index).sort((one, other) => scores[other] - scores[one] || one - other);
+
+// The scale of the bars: of cosines from unrelated texts to the same text, otherwise from the lowest to the highest score.
+function scaleOf({ scores, known }) {
+  if (known) return [known.unrelated, known.itself, `from unrelated texts (${figure(known.unrelated)}) to the same text (${figure(known.itself)})`];
+  const [low, high] = [Math.min(...scores), Math.max(...scores)];
+  return [low, high, `from the lowest score of the list (${figure(low)}) to the highest (${figure(high)})`];
+}
+
+export function drawRanking(runs, inputs, model) {
+  const ranking = rankingOf(runs);
+  const rows = ranking.order.map((index, place) => drawRow(ranking, index, place, model, inputs.expected === String(index)));
+  return element("div", { className: "ranked" },
+    element("p", { className: "answer-line" }, answerSentence(ranking)),
+    element("div", { className: "why", aria: { live: "polite" } }),
+    element("p", { className: "muted bars" }),
+    element("ol", { className: "ranking", aria: { label: "Passages by score" } }, ...rows),
+    element("div", { className: "slot whatif" }),
+    element("section", { className: "second" }));
+}
+
+function answerSentence({ scores, order: [first, next], passages, name }) {
+  const best = `${sentenceCase(nameOfPassage(passages, first))} is first, with a ${name} of ${figure(scores[first])}`;
+  if (next === undefined) return `${best}.`;
+  return `${best}: ${figure(scores[first] - scores[next])} more than ${nameOfPassage(passages, next)}, the next.`;
+}
+
+// The passage as it is called in sentences: by its id, or its first words.
+export const sentenceCase = (sentence) => sentence.replace(/^./u, (first) => first.toUpperCase());
+
+export function nameOfPassage(passages, index) {
+  const { id, text } = passages[index];
+  if (id !== null) return `passage ${id}`;
+  const start = text.trim().split(/\s+/u).slice(0, 6).join(" ");
+  return `“${slice(start, { start: 0, end: 50 })}${start.length < text.trim().length ? " …" : ""}”`;
+}
+
+// Called after each explanation: the rows stay, with their focus and edits, and are coloured.
+export function drawRankingSecond(runs, model, isPending) {
+  const ranking = rankingOf(runs);
+  const scale = scaleOf(ranking);
+  const list = document.querySelector("#rank .ranking");
+  const problems = runs.flatMap(({ problem }) => (problem ? [muted(problem)] : []));
+  list.parentNode.querySelector(".bars").textContent = `Bars: ${scale[2]}. Orange raises the score, blue lowers it: measured without each sentence, or word of a single sentence, on a scale per passage.`;
+  for (const row of list.children) paintRow(row, ranking, scale, model, isPending);
+  const numbers = details("Exact numbers", effects(ranking), scores(ranking));
+  numbers.open = list.parentNode.querySelector(".second details")?.open ?? false;
+  return [...problems, numbers];
+}
+
+function effects({ passages, explanations, order, name }) {
+  const rows = order.flatMap((index, place) => (explanations.get(index)?.units ?? []).map((unit) =>
+    [number(place + 1, String(place + 1)), slice(passages[index].text, unit), ...[unit.left_out, unit.alone].map((value) => (value === null ? "not measured" : number(value)))]));
+  return table(`Effect of each sentence or word on the ${name}`, ["Rank of the passage", "Sentence or word", "Left out", "Alone"], rows);
+}
+
+function scores({ passages, scores: values, order, name }) {
+  return table("Passages by score", ["Rank", name, "Id", "Passage"],
+    order.map((index, place) => [number(place + 1, String(place + 1)), number(values[index]), passages[index].id, passages[index].text]));
+}

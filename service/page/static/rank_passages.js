@@ -1,0 +1,100 @@
+// The passages of a ranking as text: paragraphs, JSON Lines or CSV, chosen by the first line.
+
+import { Problem } from "./request.js";
+
+export const MAX_PASSAGES = 50;
+const FIELDS = ["text", "passage", "document", "content"];
+const BLANK_LINES = /\n[^\S\n]*\n\s*/u;
+
+const problem = (message) => new Problem(message, null, "passages");
+
+// Return the passages of a text, each with its `text`, and its `id` or null.
+export function readPassages(text) {
+  const first = text.trimStart().split("\n")[0];
+  const passages = isJson(first) ? readJsonLines(text) : isHeader(first) ? readCsv(text) : readParagraphs(text);
+  if (!passages.length) throw problem("write at least one passage");
+  if (passages.length > MAX_PASSAGES) throw problem(`${passages.length} passages; the limit of this view is ${MAX_PASSAGES}`);
+  return passages;
+}
+
+// Write passages as a text that `readPassages` reads: paragraphs, or JSON Lines if they cannot be paragraphs.
+export function writePassages(passages) {
+  const paragraphs = passages.map(({ text }) => text).join("\n\n");
+  const isSame = passages.every(({ id }) => id === null) && !isJson(paragraphs.split("\n")[0]) && !isHeader(paragraphs.split("\n")[0])
+    && readParagraphs(paragraphs).map(({ text }) => text).join("\0") === passages.map(({ text }) => text).join("\0");
+  return isSame ? paragraphs : passages.map(({ text, id }) => JSON.stringify(id === null ? text : { id, text })).join("\n");
+}
+
+const readParagraphs = (text) => text.trim().split(BLANK_LINES).filter(Boolean).map((paragraph) => ({ text: paragraph, id: null }));
+
+// A paragraph can begin with a quotation, so that a line of it must be JSON as a whole.
+function isJson(line) {
+  if (/^\{\s*"/.test(line)) return true;
+  try {
+    return typeof JSON.parse(line) === "string";
+  } catch {
+    return false;
+  }
+}
+
+function readJsonLines(text) {
+  return text.split("\n").flatMap((line, index) => {
+    if (!line.trim()) return [];
+    const place = `line ${index + 1} of the passages`;
+    let value;
+    try {
+      value = JSON.parse(line);
+    } catch {
+      throw problem(`${place} is not JSON`);
+    }
+    const own = typeof value === "string" ? value : value?.[FIELDS.find((field) => typeof value?.[field] === "string")];
+    if (own === undefined) throw problem(`${place} is neither a text nor an object with one of the fields ${FIELDS.join(", ")}`);
+    return [{ text: own, id: idOf(value.id) }];
+  });
+}
+
+const idOf = (id) => (["string", "number"].includes(typeof id) && id !== "" ? String(id) : null);
+
+const columnOf = (header) => header.findIndex((name) => FIELDS.includes(name.trim().toLowerCase()));
+// A sentence with commas is no header: a name has no spaces.
+const isHeader = (line) => !/\S\s+\S/u.test(line.replaceAll(",", "")) && columnOf(csvRows(line)[0]?.cells ?? []) >= 0;
+
+function readCsv(text) {
+  const [{ cells: header }, ...rows] = csvRows(text.trimStart());
+  const [column, ids] = [columnOf(header), header.findIndex((name) => name.trim().toLowerCase() === "id")];
+  return rows.map(({ line, cells }) => {
+    if (cells.length !== header.length) throw problem(`line ${line} of the passages has ${cells.length} cells, and the header has ${header.length}`);
+    return { text: cells[column], id: idOf(cells[ids]) };
+  });
+}
+
+// Rows of RFC 4180, each with the line at which it starts: cells can be quoted, and quoted cells have line breaks.
+function csvRows(text) {
+  const rows = [];
+  let [cells, line, start] = [[], 1, 1];
+  for (const [match, quoted, plain, end] of text.matchAll(/(?:"((?:[^"]|"")*)"|([^,\r\n]*))(,|\r?\n|$)/gu)) {
+    cells.push(quoted === undefined ? plain : quoted.replaceAll('""', '"'));
+    line += match.split("\n").length - 1;
+    if (end === ",") continue;
+    if (cells.length > 1 || cells[0].trim()) rows.push({ line: start, cells });
+    [cells, start] = [[], line];
+  }
+  return rows;
+}
+
+// The query and the passages of the body of a request to /rerank or /score.
+export function readRequest(json) {
+  let body;
+  try {
+    body = JSON.parse(json);
+  } catch {
+    throw problem("the request in the URL is not JSON");
+  }
+  const query = body?.query ?? [body?.queries].flat()[0];
+  const texts = Array.isArray(body?.documents) ? body.documents : [body?.documents];
+  const passages = texts.map((item) => ({ text: item?.text ?? item, id: idOf(item?.id) }));
+  if (typeof query !== "string" || passages.some(({ text }) => typeof text !== "string")) {
+    throw problem("the request in the URL needs the fields query and documents, as a body of /rerank");
+  }
+  return { query, passages, model: body.model };
+}
