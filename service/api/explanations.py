@@ -63,14 +63,14 @@ class _Options(BaseModel):
         None,
         ge=1,
         le=MAX_TOKENS,
-        description="Maximum number of tokens of all texts that are scored for the explanations; "
+        description="Maximum number of tokens of all variants that are scored for explanations; "
         f"null: {MAX_TOKENS}, or with `auto` 16 times those of the explained texts, at least 4000 "
         f"and at most {MAX_TOKENS}",
     )
 
     priority: Priority = Field(
         "bulk",
-        description="Priority of the texts that are scored for the explanations; in requests of "
+        description="Priority of the variants that are scored for the explanations; in requests of "
         "the priority bulk always bulk",
     )
 

@@ -42,12 +42,11 @@ class Deletion:
         seed: Random seed of the subsets of units in these texts.
         pairs: Number of best units of each text of which each pair is left out, one of the query
             and one of the document, with `of="both"`; 0: none.
-        priority: Priority of the texts that are scored for the explanations. A call of the priority
-            "bulk" has no others.
+        priority: Priority of the variants. In a call of the priority "bulk" it is always "bulk".
         label: Label whose score is explained by `Model.classify`; None: the best of each input.
-        max_tokens: Maximum number of tokens of all texts that are scored for the explanations of a
-            call; None: `MAX_TOKENS`, or with `by="auto"` 16 times those of the explained texts, but
-            at least 4,000 and at most `MAX_TOKENS`.
+        max_tokens: Maximum number of tokens of all variants that are scored for the explanations of
+            a call; None: `MAX_TOKENS`, or with `by="auto"` 16 times those of the explained texts,
+            but at least 4,000 and at most `MAX_TOKENS`.
 
     Raises:
         InvalidInput: An attribute is invalid; `pointer` names it.
@@ -113,8 +112,11 @@ class Deletion:
         return {"query": (0,), "document": (1,), "both": (0, 1)}[self.of]
 
     def call_options(self, options: CallOptions) -> CallOptions:
-        """Return the options of a call with the priority of its explanations."""
-        return replace(options, priority=self.priority) if self.priority == "bulk" else options
+        """Return the options with which the variants of a call's texts run."""
+        # A variant of a text that just fits can have more tokens, and "error" would refuse it.
+        overflow = "truncate" if options.on_overflow == "error" else options.on_overflow
+        priority = "bulk" if self.priority == "bulk" else options.priority
+        return replace(options, on_overflow=overflow, priority=priority)
 
     def samples_of(self, units: int) -> int:
         """Return the maximum number of texts for the Shapley values of a text with these units.

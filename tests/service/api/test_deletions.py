@@ -2,8 +2,11 @@
 
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.testclient import TestClient
+
+from tests.serving import values_of
 
 pytestmark = pytest.mark.slow
 
@@ -312,3 +315,51 @@ def test_without_tokens_for_pairs_there_are_none(client: TestClient) -> None:
     assert many["explanation_tokens"] <= 3000
     plain = posted(client, "/score", queries="w5", documents="w6", explain=True)
     assert "pairs" not in plain["explanations"][0]
+
+
+def test_variants_are_not_counted_as_inputs(rerank_client: TestClient) -> None:
+    def counts() -> dict[str, float]:
+        values = values_of(rerank_client.get("/metrics").text)
+        return {
+            name: values[name]
+            for name in (
+                "vitrine_inputs_received_total",
+                'vitrine_inputs_total{outcome="done"}',
+                'vitrine_variants_total{outcome="done"}',
+                'vitrine_variants_total{outcome="refused"}',
+                'vitrine_stage_seconds_count{stage="tokenize"}',
+                'vitrine_stage_seconds_count{stage="explain"}',
+            )
+        }
+
+    before = counts()
+    # The empty text, and each of three words alone and left out.
+    documents = [f"w{index} w{index + 1} w{index + 2}" for index in range(20, 44, 3)]
+    body = {"query": "w5", "documents": documents, "explain": {"by": "words", "top_n": 1}}
+    posted(rerank_client, "/rerank", **body)
+    after = counts()
+    assert [after[name] - before[name] for name in before] == [8, 8, 7, 0, 1, 1]
+
+
+@pytest.mark.parametrize("explain", [{}, {"method": "terms"}, {"method": "shapley"}])
+def test_server_timing_has_the_explanations(client: TestClient, explain: object) -> None:
+    body = {"queries": QUERY, "documents": [DOCUMENT]}
+    plain = client.post("/score", json=body)
+    explained = client.post("/score", json={**body, "explain": explain})
+    names = ["tokenize", "queue", "infer", "serialize"]
+    assert _stages(plain) == names
+    assert _stages(explained) == [*names[:3], "explain", names[3]]
+
+
+def test_server_timing_has_the_explanations_of_labels_and_highlights(
+    classify_client: TestClient, client: TestClient
+) -> None:
+    labels = classify_client.post("/classify", json={"inputs": ["w5 w9"], "explain": True})
+    best = client.post("/rerank", json={"query": QUERY, "documents": [DOCUMENT], "highlight": 1})
+    assert "explain" in _stages(labels)
+    assert "explain" in _stages(best)
+
+
+def _stages(response: httpx2.Response) -> list[str]:
+    assert response.is_success, response.text
+    return [entry.partition(";")[0] for entry in response.headers["Server-Timing"].split(", ")]
