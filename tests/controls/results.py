@@ -451,8 +451,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "deletions = {at: highlights_of(found, how.count)",
-        "deletions = {at: found",
+        "{at: highlights_of(own, how.count)",
+        "{at: own",
         "tests/service/inference/model/test_highlights.py::"
         "test_highlights_are_the_best_sentences_of_an_explanation_by_deletion",
     ),
@@ -480,7 +480,7 @@ GUARDS = (
     Guard(
         "service/inference/model/deletion_planner.py",
         "self.results[index][1].argmax()",
-        "self.results[0][1].argmax()",
+        "self.results[index][1].argmin()",
         "tests/service/inference/model/test_label_deletions.py::"
         "test_the_explained_label_is_that_of_the_result_even_if_later_results_differ",
     ),

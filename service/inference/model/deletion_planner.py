@@ -25,11 +25,12 @@ from service.inference.explain.deletion import (
     with_units,
     without,
 )
-from service.inference.explain.options import MAX_TOKENS, Deletion, UnitKind
+from service.inference.explain.options import CHUNK_TOKENS, MAX_TOKENS, Deletion, UnitKind
 from service.inference.explain.shapley import Subsets, subsets_of
 from service.inference.model.scoring import Input
 from service.inference.model.variant_texts import VariantTexts
 from service.inference.results.loaded_model import LoadedModel
+from service.inference.tokenizing.chunking import split
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Span
 
@@ -285,7 +286,7 @@ class DeletionPlanner:
     def _part_of(self, index: int, text: int, read: Span, whole: Input) -> Part:
         content = _texts_of(whole)[text]
         by = self.deletion.units
-        units = unit_spans(content, by)
+        units = self._units(content, by)
         if self.deletion.is_auto and len(units) < 2:
             by, units = "words", unit_spans(content, "words")
         samples = 0
@@ -294,6 +295,14 @@ class DeletionPlanner:
         part = Part(index, text, read, whole, by, units, samples)
         part.length, part.rest = (self._length(part, variant) for variant in (content, ""))
         return part
+
+    def _units(self, text: str, by: UnitKind) -> list[Span]:
+        if by != "chunks":
+            return unit_spans(text, by)
+        tokens = self.model.tokenizer.encode_untruncated(text, add_special_tokens=False).offsets
+        pieces = split(text, tokens, "sentences", CHUNK_TOKENS, 0, lambda _, count: (count, 0))
+        spans = [(piece.chunk.start, piece.chunk.end) for piece in pieces]
+        return [span for span in spans if text[slice(*span)].strip()]
 
     def _others_of(self, parts: Sequence[Part]) -> dict[tuple[int, str], int]:
         """Return the tokens of the other texts of parts, unless other parts need them too."""
@@ -476,7 +485,7 @@ class DeletionPlanner:
 
     def _check(self, fits: bool) -> None:
         if not fits:
-            coarser = "" if self.deletion.units == "sentences" else ', or by "sentences"'
+            coarser = ', or by "sentences"' if self.deletion.units == "words" else ""
             raise InvalidInput(
                 f"leaving out the units of the texts takes more than {self.max_tokens} "
                 f"tokens; explain fewer or shorter texts{coarser}",

@@ -94,7 +94,11 @@ def test_score_explains_as_many_documents_as_requested(client: TestClient) -> No
     [
         ("words", "/explain", "Input should be true, false, or an object"),
         (1, "/explain", "Input should be true, false, or an object"),
-        ({"by": "tokens"}, "/explain/by", "Input should be 'words', 'sentences' or 'auto'"),
+        (
+            {"by": "tokens"},
+            "/explain/by",
+            "Input should be 'words', 'sentences', 'chunks' or 'auto'",
+        ),
         ({"of": "text"}, "/explain/of", "Input should be 'document', 'query' or 'both'"),
         ({"top_n": 0}, "/explain/top_n", "greater than or equal to 1"),
         ({"max_tokens": 20_001}, "/explain/max_tokens", "less than or equal to 20000"),
@@ -363,3 +367,16 @@ def test_server_timing_has_the_explanations_of_labels_and_highlights(
 def _stages(response: httpx2.Response) -> list[str]:
     assert response.is_success, response.text
     return [entry.partition(";")[0] for entry in response.headers["Server-Timing"].split(", ")]
+
+
+def test_chunks_are_units_over_http(client: TestClient) -> None:
+    document = " ".join(f"It is w{index}." for index in range(5, 45))
+    body = {"queries": QUERY, "documents": document, "explain": {"by": "chunks"}}
+    (text,) = posted(client, "/score", **body)["explanations"][0]["texts"]
+    assert text["by"] == "chunks"
+    assert [document[unit["start"] : unit["end"]].count(".") for unit in text["units"]] == [
+        12,
+        12,
+        12,
+        4,
+    ]

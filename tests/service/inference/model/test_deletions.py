@@ -81,13 +81,13 @@ def left(text: str, start: int, end: int) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6)
-@given(query=TEXT, document=TEXT, by=st.sampled_from(["words", "sentences"]))
+@given(query=TEXT, document=TEXT, by=st.sampled_from(["words", "sentences", "chunks"]))
 def test_each_number_is_the_difference_of_two_scores(
     models: dict[str, vitrine.SyncModel],
     kind: str,
     query: str,
     document: str,
-    by: Literal["words", "sentences"],
+    by: Literal["words", "sentences", "chunks"],
 ) -> None:
     model, bound = models[kind], BOUNDS.get(kind, 5e-6)
     deletion = vitrine.Deletion(by=by, of="both")
@@ -497,3 +497,35 @@ def test_inputs_of_the_same_tokens_are_told_from_others(
         assert texts.have_same_rows(long, ("cat", "w5 w6 " * 190))
         assert not texts.have_same_rows(long, ("w7", "w5 w6 " * 190))
         assert not texts.have_same_rows(("cat", "w5"), ("cat", "w6"))
+
+
+@settings(max_examples=5)
+@given(
+    sentences=st.lists(
+        st.lists(st.sampled_from(WORDS), min_size=1, max_size=60).map(" ".join), min_size=2
+    )
+)
+def test_chunks_are_those_of_encode_chunks_and_each_number_is_the_difference_of_two_scores(
+    models: dict[str, vitrine.SyncModel], sentences: list[str]
+) -> None:
+    model, document = models["cosine"], ". ".join(sentences)
+    result = model.score("w7", document, explain=vitrine.Deletion(by="chunks"))
+    (text,) = result.deletions[0].texts
+    assert text.by == "chunks"
+    part = document[slice(*text.read)]
+    chunking = vitrine.Chunking(strategy="sentences", size=64)
+    (chunks,) = model.encode_chunks(part, chunking).chunks
+    spans = [(chunk.start, chunk.end) for chunk in chunks]
+    assert [(unit.start, unit.end) for unit in text.units] == spans
+    whole, empty = score(model, "w7", part), score(model, "w7", "")
+    for unit in text.units:
+        without_it = score(model, "w7", left(part, unit.start, unit.end))
+        assert unit.left_out == pytest.approx(whole - without_it, abs=1e-5)
+        alone = score(model, "w7", part[unit.start : unit.end])
+        assert unit.alone == pytest.approx(alone - empty, abs=1e-5)
+
+
+def test_text_of_white_space_has_no_chunks(models: dict[str, vitrine.SyncModel]) -> None:
+    deletion = vitrine.Deletion(by="chunks")
+    result = models["cosine"].score("w5", ["", " \n\u00a0", "w6"], explain=deletion)
+    assert [len(result.deletions[index].texts[0].units) for index in range(3)] == [0, 0, 1]

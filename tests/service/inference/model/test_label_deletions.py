@@ -31,7 +31,7 @@ def model(classifier: Artifact) -> Iterator[vitrine.SyncModel]:  # noqa: F811 - 
 @given(
     first=TEXT,
     second=st.none() | TEXT,
-    by=st.sampled_from(["words", "sentences"]),
+    by=st.sampled_from(["words", "sentences", "chunks"]),
     column=st.sampled_from([None, 0, 2]),
 )
 def test_each_number_is_the_difference_of_two_results(
@@ -139,7 +139,7 @@ def test_the_explained_label_is_that_of_the_result_even_if_later_results_differ(
         *rest: Any,  # noqa: ANN401
     ) -> Outcome[Any]:
         ran.append(rows)
-        outcome = await run(model, rows, *rest)
+        outcome: Outcome[Any] = await run(model, rows, *rest)
         sign = 1 if len(ran) == 1 else -1
         return replace(outcome, results=[(sign * logits,) for (logits,) in outcome.results])
 

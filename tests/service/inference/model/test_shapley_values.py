@@ -107,6 +107,13 @@ def test_values_of_labels_and_of_both_texts(
     deletion = vitrine.Deletion(method="shapley", of="both", by="sentences")
     ranked = models["reranker"].rerank(QUERY, ["w9", "It. A."], explain=deletion)
     assert [len(values.texts) for values in ranked.shapley_values.values()] == [2, 2]
+    document = " ".join(f"It is w{index}." for index in range(5, 45))
+    chunks = vitrine.Deletion(method="shapley", by="chunks")
+    (text,) = models["cosine"].score(QUERY, document, explain=chunks).shapley_values[0].texts
+    assert (text.by, len(text.units)) == ("chunks", 4)
+    assert sum(unit.value for unit in text.units) == pytest.approx(
+        text.whole - text.empty, abs=1e-6
+    )
 
 
 def test_too_few_samples_are_refused(
