@@ -200,7 +200,7 @@ class UnitInfo(BaseModel):
     end: int = Field(description="Index after its last character")
     left_out: float | None = Field(
         description="The score less the score without it; null: without it the text has no tokens, "
-        "or, with `auto`, not measured"
+        "or `max_tokens` did not suffice"
     )
     alone: float | None = Field(
         description="The score with it as the whole text, less that with the empty text; null: one "

@@ -6,6 +6,7 @@ import httpx2
 import pytest
 from starlette.testclient import TestClient
 
+import vitrine
 from tests.serving import values_of
 
 pytestmark = pytest.mark.slow
@@ -380,3 +381,41 @@ def test_chunks_are_units_over_http(client: TestClient) -> None:
         12,
         4,
     ]
+
+
+@pytest.mark.parametrize("name", ["DeletionOptions", "LabelDeletionOptions"])
+def test_schema_has_the_defaults_and_ranges_of_the_python_api(
+    client: TestClient, name: str
+) -> None:
+    schema = client.get("/openapi.json").json()["components"]["schemas"][name]
+    # Other options with which a field is valid.
+    needs = {
+        "samples": {"method": "shapley"},
+        "seed": {"method": "shapley"},
+        "pairs": {"of": "both"},
+    }
+    bounded = set()
+    for field, own in schema["properties"].items():
+        assert own["default"] == getattr(vitrine.Deletion(), field)
+        kinds = own.get("anyOf", [own])
+        rest: dict[str, Any] = needs.get(field, {})
+        for value in [value for kind in kinds for value in kind.get("enum", ())]:
+            vitrine.Deletion(**{field: value, **rest})
+        for kind in [kind for kind in kinds if kind["type"] == "integer"]:
+            least = kind["minimum"]
+            most = kind.get("maximum", kind.get("exclusiveMaximum", 2**40 + 1) - 1)
+            for value in (least, most):
+                vitrine.Deletion(**{field: value, **rest})
+            beyond = [least - 1] if most == 2**40 else [least - 1, most + 1]
+            for value in beyond:
+                with pytest.raises(vitrine.InvalidInput) as raised:
+                    vitrine.Deletion(**{field: value, **rest})
+                assert raised.value.pointer == f"/explain/{field}"
+            bounded.add(field)
+    assert {"samples", "seed", "max_tokens"} <= bounded
+
+
+def test_routes_declare_the_errors_of_explanations(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for path in ("/score", "/rerank", "/classify"):
+        assert {"422", "429", "500", "504"} <= paths[path]["post"]["responses"].keys()
