@@ -99,7 +99,8 @@ class ClassifyResponse(BaseModel):
     )
     explanation_tokens: int | None = Field(
         None,
-        description="Number of tokens of all texts that were scored, for explanations by deletion",
+        description="Number of tokens of the variants that were scored for explanations by "
+        "deletion, equal ones once",
     )
 
 

@@ -15,6 +15,7 @@ from service.inference.explain.deletion import (
     TextValues,
 )
 from service.inference.explain.options import (
+    CHUNK_TOKENS,
     MAX_HIGHLIGHTS,
     MAX_PAIRS,
     MAX_SAMPLES,
@@ -44,8 +45,9 @@ class _Options(BaseModel):
 
     by: By | None = Field(
         None,
-        description="Units that are left out; `auto`: sentences, or words of a text of one "
-        "sentence, and the words of the best sentences; null: `auto`, or `words` with `shapley`",
+        description=f"Units that are left out; `chunks`: whole sentences of at most {CHUNK_TOKENS} "
+        "tokens together; `auto`: sentences, or words of a text of one sentence, and the words of "
+        "the best sentences; null: `auto`, or `words` with `shapley`",
     )
     method: Method = Field(
         "deletion",
@@ -63,14 +65,14 @@ class _Options(BaseModel):
         None,
         ge=1,
         le=MAX_TOKENS,
-        description="Maximum number of tokens of all texts that are scored for the explanations; "
+        description="Maximum number of tokens of all variants that are scored for explanations; "
         f"null: {MAX_TOKENS}, or with `auto` 16 times those of the explained texts, at least 4000 "
         f"and at most {MAX_TOKENS}",
     )
 
     priority: Priority = Field(
         "bulk",
-        description="Priority of the texts that are scored for the explanations; in requests of "
+        description="Priority of the variants that are scored for the explanations; in requests of "
         "the priority bulk always bulk",
     )
 
@@ -80,7 +82,7 @@ class _Options(BaseModel):
 
 
 class DeletionOptions(_Options):
-    """Options of an explanation of scores by deletion of words or sentences."""
+    """Options of an explanation of scores by deletion of units of texts."""
 
     of: Literal["document", "query", "both"] = Field(
         "document", description="Texts whose units are left out"
@@ -116,7 +118,7 @@ class TermsOptions(BaseModel):
 
 
 class LabelDeletionOptions(_Options):
-    """Options of an explanation of labels by deletion of words or sentences."""
+    """Options of an explanation of labels by deletion of units of texts."""
 
     label: str | None = Field(
         None, description="Label whose score is explained; null: the best of each input"
@@ -192,13 +194,13 @@ class TermsInfo(BaseModel):
 
 
 class UnitInfo(BaseModel):
-    """Effect of a word or a sentence on the score."""
+    """Effect of a unit of a text on the score."""
 
     start: int = Field(description="Index of its first character in the text")
     end: int = Field(description="Index after its last character")
     left_out: float | None = Field(
         description="The score less the score without it; null: without it the text has no tokens, "
-        "or, with `auto`, not measured"
+        "or `max_tokens` did not suffice"
     )
     alone: float | None = Field(
         description="The score with it as the whole text, less that with the empty text; null: one "
@@ -208,7 +210,7 @@ class UnitInfo(BaseModel):
 
 
 class UnitValueInfo(BaseModel):
-    """Shapley value of a word or a sentence."""
+    """Shapley value of a unit of a text."""
 
     start: int = Field(description="Index of its first character in the text")
     end: int = Field(description="Index after its last character")
@@ -262,7 +264,7 @@ class PairInfo(BaseModel):
 
 
 class DeletionInfo(BaseModel):
-    """Explanation of a score by deletion of words or sentences."""
+    """Explanation of a score by deletion of units of texts."""
 
     method: Literal["deletion"]
     label: str | None = Field(None, description="Label whose score is explained, for classifiers")
@@ -275,7 +277,7 @@ class DeletionInfo(BaseModel):
 
 
 class ShapleyInfo(BaseModel):
-    """Explanation of a score by Shapley values of words or sentences."""
+    """Explanation of a score by Shapley values of units of texts."""
 
     method: Literal["shapley"]
     label: str | None = Field(None, description="Label whose score is explained, for classifiers")

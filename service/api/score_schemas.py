@@ -118,8 +118,8 @@ class ScoreResponse(BaseModel):
     )
     explanation_tokens: int | None = Field(
         None,
-        description="Number of tokens of all texts that were scored for the explanations, by "
-        "deletion",
+        description="Number of tokens of the variants that were scored for explanations by "
+        "deletion, equal ones once",
     )
     best_chunks: list[ChunkInfo] | None = Field(
         None, description="Chunk of each document with the highest score, with `chunking`"
@@ -190,8 +190,8 @@ class RerankResponse(BaseModel):
     )
     explanation_tokens: int | None = Field(
         None,
-        description="Number of tokens of all texts that were scored for the explanations, by "
-        "deletion",
+        description="Number of tokens of the variants that were scored for explanations by "
+        "deletion, equal ones once",
     )
 
 

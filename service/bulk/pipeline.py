@@ -24,8 +24,8 @@ _MAX_ROWS = 4096
 _MAX_CHARS = 8 * 2**20
 # How often a text that is divided into chunks counts towards that; see `ChunkedTexts.parts`.
 _CHUNK_PASSES = 4
-# Number of characters of the texts that are scored for highlights, per character of a text.
-_HIGHLIGHT_PASSES = 8
+# Number of characters of a text and of its variants for highlights, per character of the text.
+_HIGHLIGHT_PASSES = 9
 # Approximate size of a Python text and of its tokens, in bytes per character.
 _CHAR_BYTES = 8
 # Share of the memory for results of recent blocks.

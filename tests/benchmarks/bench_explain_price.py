@@ -17,7 +17,7 @@ from models.engines import ENGINES
 from models.export.exporter import export
 from models.export.sources import resolve
 from service.inference.explain.deletion import unit_spans, without
-from service.inference.explain.options import UnitKind
+from service.inference.explain.options import TextUnit
 from tests.benchmarks.bench_rerank import RERANK, save_model
 from tests.benchmarks.comparison import Comparison, Figures, parser, report
 from tests.benchmarks.servers import Server, vitrine
@@ -66,7 +66,7 @@ def main() -> None:
 def _requests() -> dict[str, dict[str, Body]]:
     """Return requests to `/score`: by text and explanation, and by contender."""
     requests: dict[str, dict[str, Body]] = {}
-    units: tuple[tuple[str, str, UnitKind], ...] = (
+    units: tuple[tuple[str, str, TextUnit], ...] = (
         ("20 words", _SENTENCE, "words"),
         ("10 sentences", _PASSAGE, "sentences"),
     )
@@ -94,7 +94,7 @@ def _p50(server: Server, body: Body) -> Figures:
             start = time.perf_counter()
             response = server.post(body, "/score")
             times.append(time.perf_counter() - start)
-    tokens = response.get("explanation_tokens", sum(response["tokens"]))
+    tokens = sum(response["tokens"]) + response.get("explanation_tokens", 0)
     return {"p50, ms": statistics.median(times) * 1e3, "tokens": tokens}
 
 

@@ -430,15 +430,15 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "            whole = read[0] if isinstance(whole, str) else (read[0], read[1])\n",
+        "            whole = read[0] if isinstance(own, str) else (read[0], read[1])\n",
         "",
         "tests/service/inference/model/test_deletions.py::"
         "test_variants_of_a_truncated_text_are_of_the_part_that_is_read",
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "            if cost > available:\n",
-        "            if False:\n",
+        "            if reserved + cost <= self._limit:\n",
+        "            if True:\n",
         "tests/service/inference/model/test_deletions.py::"
         "test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice",
     ),
@@ -450,39 +450,45 @@ GUARDS = (
         "test_variants_of_long_words_take_no_more_memory_than_those_of_tokens",
     ),
     Guard(
-        "service/inference/model/deletion_planner.py",
-        "        self._check(chars <= self._max_tokens * _CHARS_PER_TOKEN)\n",
-        "",
-        "tests/service/inference/model/test_shapley_values.py::"
-        "test_too_many_texts_are_refused_before_they_are_made",
-    ),
-    Guard(
         "service/inference/model/explanations.py",
-        "deletions = {at: highlights_of(found, how.count)",
-        "deletions = {at: found",
+        "{at: highlights_of(own, how.count)",
+        "{at: own",
         "tests/service/inference/model/test_highlights.py::"
         "test_highlights_are_the_best_sentences_of_an_explanation_by_deletion",
     ),
     Guard(
-        "service/inference/model/variant_texts.py",
-        '"truncate" if overflow == "error" else overflow',
+        "service/inference/explain/options.py",
+        '"truncate" if options.on_overflow == "error" else options.on_overflow',
         '"truncate"',
         "tests/service/inference/model/test_deletions.py::"
-        "test_texts_and_variants_run_together_with_the_priority_of_bulk_requests",
+        "test_variants_run_after_the_texts_and_are_truncated_if_too_long",
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "limits, deletion.call_options(options)),",
-        "limits, options),",
+        "deletion, limits, deletion.call_options(options)),",
+        "deletion, limits, options),",
         "tests/service/inference/model/test_deletions.py::"
-        "test_texts_and_variants_run_together_with_the_priority_of_bulk_requests",
+        "test_variants_have_their_own_priority_within_that_of_the_call",
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "self._values |= self.known",
+        "self._values[whole] = self.results[index]",
         "pass",
         "tests/service/inference/model/test_deletions.py::"
-        "test_explained_scores_are_those_of_the_response",
+        "test_a_cut_text_runs_once_if_the_part_that_is_read_has_its_tokens",
+    ),
+    Guard(
+        "service/inference/model/deletion_planner.py",
+        "self.results[index][1].argmax()",
+        "self.results[index][1].argmin()",
+        "tests/service/inference/model/test_label_deletions.py::"
+        "test_the_explained_label_is_that_of_the_result_even_if_later_results_differ",
+    ),
+    Guard(
+        "service/inference/results/loaded_model.py",
+        "self.metrics.inputs if count_tokens is None else self.metrics.variants",
+        "self.metrics.inputs",
+        f"{_T}test_deletions.py::test_variants_are_not_counted_as_inputs",
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
@@ -500,8 +506,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "            tokens += len(np.unique(part.subsets, axis=0)) * shortest[empty]\n",
-        "",
+        "part.samples // 2 * (part.length + part.rest + 2)",
+        "0",
         "tests/service/inference/model/test_shapley_values.py::"
         "test_too_many_texts_are_refused_before_they_are_made",
     ),
@@ -514,8 +520,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/pair_texts.py",
-        "if text not in self.indices]",
-        "]",
+        "distinct = list(dict.fromkeys(texts))",
+        "distinct = list(texts)",
         "tests/service/inference/model/test_deletions.py::test_texts_that_variants_share_run_once",
     ),
 )

@@ -1,6 +1,7 @@
 """Explanation by deletion: units of a text, variants of the text without them, and their effects.
 
-A unit is a word or a sentence. Two measurements of the served model give its effect:
+A unit is a word, a sentence, or a chunk: as many whole sentences as have at most `CHUNK_TOKENS`
+tokens, or a part of a longer sentence. Two measurements of the served model give its effect:
 
 - Left out: the result of the text less the result of the text without the unit.
 - Alone: the result of the unit as the whole text less the result of the empty text.
@@ -36,7 +37,7 @@ from operator import attrgetter
 
 import numpy as np
 
-from service.inference.explain.options import UnitKind
+from service.inference.explain.options import TextUnit, UnitKind
 from service.inference.explain.shapley import Subsets, shapley_values
 from service.inference.tokenizing.rows import Span
 from service.inference.tokenizing.sentences import sentence_starts
@@ -190,7 +191,7 @@ def highlights_of(found: Deletions, count: int) -> Deletions:
     return replace(found, texts=texts, raw_texts=raw_texts)
 
 
-def unit_spans(text: str, by: UnitKind) -> list[Span]:
+def unit_spans(text: str, by: TextUnit) -> list[Span]:
     """Return the span of each unit of a text, without the white space around it, in order."""
     if by == "words":
         return word_spans(text)

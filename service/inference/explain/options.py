@@ -9,8 +9,10 @@ from service.inference.errors import InvalidInput
 from service.inference.explain.shapley import min_samples
 from service.inference.tokenizing.chunking import is_integer
 
-UnitKind = Literal["words", "sentences"]
-By = Literal["words", "sentences", "auto"]
+# Units that are found without a tokenizer.
+TextUnit = Literal["words", "sentences"]
+UnitKind = Literal[TextUnit, "chunks"]
+By = Literal[UnitKind, "auto"]
 Method = Literal["deletion", "shapley"]
 
 # Largest `Deletion.max_tokens`.
@@ -19,6 +21,8 @@ MAX_TOKENS = 20_000
 TOP_N = 3
 # Largest `Deletion.pairs`.
 MAX_PAIRS = 10
+# Maximum number of tokens of a chunk, with `by="chunks"`.
+CHUNK_TOKENS = 64
 # Maximum number of highlights per document.
 MAX_HIGHLIGHTS = 10
 # Default and maximum number of texts from which Shapley values are estimated.
@@ -30,7 +34,7 @@ class Deletion:
     """Options of an explanation by deletion.
 
     Attributes:
-        by: Units: "words", "sentences" or "auto", see `deletion.py`; None: "auto", or
+        by: Units: "words", "sentences", "chunks" or "auto", see `deletion.py`; None: "auto", or
             "words" with `method="shapley"`.
         of: Texts whose units are left out: "document", "query" or "both". `Model.classify` leaves
             out the units of all texts.
@@ -42,12 +46,11 @@ class Deletion:
         seed: Random seed of the subsets of units in these texts.
         pairs: Number of best units of each text of which each pair is left out, one of the query
             and one of the document, with `of="both"`; 0: none.
-        priority: Priority of the texts that are scored for the explanations. A call of the priority
-            "bulk" has no others.
+        priority: Priority of the variants. In a call of the priority "bulk" it is always "bulk".
         label: Label whose score is explained by `Model.classify`; None: the best of each input.
-        max_tokens: Maximum number of tokens of all texts that are scored for the explanations of a
-            call; None: `MAX_TOKENS`, or with `by="auto"` 16 times those of the explained texts, but
-            at least 4,000 and at most `MAX_TOKENS`.
+        max_tokens: Maximum number of tokens of all variants that are scored for the explanations of
+            a call; None: `MAX_TOKENS`, or with `by="auto"` 16 times those of the explained texts,
+            but at least 4,000 and at most `MAX_TOKENS`.
 
     Raises:
         InvalidInput: An attribute is invalid; `pointer` names it.
@@ -69,7 +72,8 @@ class Deletion:
         _check_name("priority", self.priority, get_args(Priority))
         if self.method == "shapley" and self.by == "auto":
             raise InvalidInput(
-                "Shapley values are of words or of sentences, not by auto", pointer="/explain/by"
+                "Shapley values are by words, sentences or chunks, not by auto",
+                pointer="/explain/by",
             )
         if self.samples is not None:
             _check_integer("samples", self.samples, 1, MAX_SAMPLES)
@@ -103,9 +107,9 @@ class Deletion:
     @property
     def units(self) -> UnitKind:
         """Kind of the units; with `is_auto`, of texts of several sentences."""
-        if self.by in ("words", "sentences"):
-            return self.by
-        return "sentences" if self.is_auto else "words"
+        if self.by is None or self.by == "auto":
+            return "sentences" if self.is_auto else "words"
+        return self.by
 
     @property
     def texts(self) -> Sequence[int]:
@@ -113,8 +117,11 @@ class Deletion:
         return {"query": (0,), "document": (1,), "both": (0, 1)}[self.of]
 
     def call_options(self, options: CallOptions) -> CallOptions:
-        """Return the options of a call with the priority of its explanations."""
-        return replace(options, priority=self.priority) if self.priority == "bulk" else options
+        """Return the options with which the variants of a call's texts run."""
+        # A variant of a text that just fits can have more tokens, and "error" would refuse it.
+        overflow = "truncate" if options.on_overflow == "error" else options.on_overflow
+        priority = "bulk" if self.priority == "bulk" else options.priority
+        return replace(options, on_overflow=overflow, priority=priority)
 
     def samples_of(self, units: int) -> int:
         """Return the maximum number of texts for the Shapley values of a text with these units.

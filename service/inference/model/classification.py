@@ -20,11 +20,11 @@ class Classification:
         scores: Logits after the model's activation, `(N, C)`.
         labels: Label of each of the C columns.
         rows: Token ids of each input, and whether it was truncated.
-        seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
+        seconds: Duration in seconds of each stage; see `PairScores`.
         deletions: Explanation by deletion of the score of a label, by index of the input; empty if
             not requested. An input for which the tokens did not suffice has none.
         shapley_values: Shapley values of the score of a label, by index; empty if not requested.
-        explanation_tokens: Number of tokens of all texts that were scored, for explanations.
+        explanation_tokens: See `PairScores`.
     """
 
     logits: Scores

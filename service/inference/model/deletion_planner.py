@@ -1,8 +1,8 @@
 """Which variants of texts are scored for explanations by deletion, and what their results say."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
 from typing import cast
@@ -25,11 +25,12 @@ from service.inference.explain.deletion import (
     with_units,
     without,
 )
-from service.inference.explain.options import MAX_TOKENS, Deletion, UnitKind
+from service.inference.explain.options import CHUNK_TOKENS, MAX_TOKENS, Deletion, UnitKind
 from service.inference.explain.shapley import Subsets, subsets_of
-from service.inference.model.scoring import FurtherInputs, Input
+from service.inference.model.scoring import Input
 from service.inference.model.variant_texts import VariantTexts
 from service.inference.results.loaded_model import LoadedModel
+from service.inference.tokenizing.chunking import split
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Span
 
@@ -39,6 +40,9 @@ Values = NDArray[np.float64]
 # Number of characters of variants that count as a token at least: a word of thousands of characters
 # can be one token, and variants take memory.
 _CHARS_PER_TOKEN = 16
+# Number of tokens per token of an input that later inputs leave for it, so that more than its units
+# alone can be scored.
+_RESERVED = 4
 # With `by="auto"`: maximum number of sentences whose words are left out.
 _BEST_SENTENCES = 2
 
@@ -54,12 +58,13 @@ class Part:
         whole: The input, of the parts of its texts that the model reads.
         by: Kind of its units.
         units: Span of each unit in the part.
-        subsets: Units that the texts for Shapley values keep.
+        samples: Maximum number of texts for Shapley values.
         length: Number of tokens that run for the text, in the input.
         rest: The same for the empty text in its place.
         remaining: Number of tokens for variants that depend on the first results.
         words: With `by="auto"`, span of each word of the best sentences.
         variants: The inputs without each unit or word that is left out.
+        subsets: Units that the texts for Shapley values keep.
     """
 
     index: int
@@ -68,17 +73,18 @@ class Part:
     whole: Input
     by: UnitKind
     units: Sequence[Span]
-    subsets: Subsets
+    samples: int
     length: int = 0
     rest: int = 0
     remaining: int = 0
     words: list[Span] = field(default_factory=list)
     variants: dict[Span, Input] = field(default_factory=dict)
+    subsets: Subsets = field(default_factory=lambda: np.empty((0, 0), bool))
 
     @property
     def content(self) -> str:
         """The part."""
-        return self.whole if isinstance(self.whole, str) else self.whole[self.text]
+        return _texts_of(self.whole)[self.text]
 
     def with_text(self, variant: str) -> Input:
         """Return the input with a variant in place of the part."""
@@ -109,73 +115,82 @@ class DeletionPlanner:
 
     Attributes:
         model: The model.
-        inputs: The inputs.
+        inputs: The inputs of the call.
+        results: Values of the inputs, `(N, 2, C)`.
+        lengths: Number of tokens of each input.
+        truncated: Whether each input is truncated.
+        order: Indices of the inputs to explain, the most important first.
         deletion: Options of the explanations.
         limits: Maximum number of tokens of both texts of a pair.
-        options: Options of the call.
+        options: Options of the variants.
         labels: Labels of a classifier; empty for scores of pairs.
         aim: Number of tokens per token of the inputs, and a minimum. With more than both, each unit
             is scored alone, and nothing else. None: the limit of the options alone counts.
-        known: Values of the inputs that are known, which the explanations have too.
-        tokens: Number of tokens of all rows that have run.
+        tokens: Number of tokens of all rows of variants.
     """
 
     model: LoadedModel
     inputs: Sequence[Input]
+    results: Values
+    lengths: Sequence[int]
+    truncated: Sequence[bool]
+    order: Sequence[int]
     deletion: Deletion
     limits: PairLimits
     options: CallOptions
     labels: Sequence[str] = ()
     aim: tuple[int, int] | None = None
-    known: Mapping[Input, Values] = field(default_factory=dict)
     tokens: int = 0
-    _max_tokens: int = MAX_TOKENS
-    # Parts of each input; none if the tokens do not suffice for them.
-    _of: list[list[Part]] = field(default_factory=list)
+    # Parts of the inputs for which the tokens suffice, by index.
+    _of: dict[int, list[Part]] = field(default_factory=dict)
+    # Number of tokens of each text, by side, that variants of the other text of its pair need.
+    _others: dict[tuple[int, str], int] = field(default_factory=dict)
     # Number of tokens for pairs of units, and the inputs without each, by index.
     _pair_tokens: int = 0
     _pairs: dict[int, dict[tuple[int, int], Input]] = field(default_factory=dict)
-    _chosen: list[Input] = field(default_factory=list)
-    _values: dict[Input, Values] = field(default_factory=dict)
 
     @cached_property
     def _texts(self) -> VariantTexts:
         return VariantTexts(self.model, self.limits, self.options)
 
+    @cached_property
+    def _values(self) -> dict[Input, Values]:
+        return dict(zip(self.inputs, self.results, strict=True))
+
     @property
-    def second_options(self) -> CallOptions:
-        """Options of the run of the second variants."""
-        return replace(self.options, on_overflow=self._texts.overflow)
+    def texts(self) -> list[str]:
+        """The texts of all inputs to explain."""
+        inputs = [self.inputs[index] for index in self.order]
+        return [text for own in inputs for text in _texts_of(own)]
 
-    def further(self, choose: Callable[[Sequence[bool]], Sequence[Input]]) -> FurtherInputs:
-        """Return inputs that run together with others, within the limit of tokens."""
-        return FurtherInputs(choose, self._count, self._texts.overflow)
+    @property
+    def max_tokens(self) -> int:
+        """Maximum number of tokens of all variants."""
+        return self.deletion.max_tokens or MAX_TOKENS
 
-    def add(self, values: Values, inputs: Sequence[Input] | None = None) -> None:
-        """Keep the values of inputs; None: of those of the call, and of the first variants."""
-        own = [*self.inputs, *self._chosen] if inputs is None else inputs
-        self._values |= zip(own, values, strict=True)
-        self._values |= self.known
+    def count(self, tokens: int) -> None:
+        """Count the tokens of all rows of a run, and refuse too many."""
+        self.tokens += tokens
+        self._check(self.tokens <= self.max_tokens)
 
-    def first(self, truncated: Sequence[bool]) -> Sequence[Input]:
-        """Return the variants that run together with the inputs."""
-        self._max_tokens = self.deletion.max_tokens or MAX_TOKENS
-        for index, is_truncated in enumerate(truncated):
-            self._check_deadline()
-            self._of.append(self._parts_of(index, is_truncated))
-        wanted = self._kept() if self._is_shapley else self._left_out()
-        wholes = [part.whole for part in self._parts]
-        known = {*self.inputs}
-        variants = dict.fromkeys((*wholes, *wanted))
-        distinct = [variant for variant in variants if variant not in known]
-        self._chosen = self._texts.with_result(distinct)
-        if self._is_shapley and len(self._chosen) < len(distinct):
+    def add(self, variants: Sequence[Input], values: Values) -> None:
+        """Keep the values of variants, `(M, 2, C)`."""
+        self._values.update(zip(variants, values, strict=True))
+
+    def first(self) -> Sequence[Input]:
+        """Return the variants that depend on no results of others."""
+        available = self._keep()
+        wanted = self._kept() if self._is_shapley else self._left_out(available)
+        # The part of a text that the model reads can have other tokens than the text.
+        new = self._new([*(part.whole for part in self._parts), *wanted])
+        variants = self._texts.with_result(new)
+        if self._is_shapley and len(variants) < len(new):
             raise InvalidInput(
                 f"the model {self.model.name} has no result for texts without tokens, which "
                 "Shapley values need",
                 pointer="/explain/method",
             )
-        return self._chosen
+        return variants
 
     def second(self) -> Sequence[Input]:
         """Return the variants that depend on the results of the first."""
@@ -183,10 +198,7 @@ class DeletionPlanner:
         remaining = sum(part.remaining for part in parts)
         if not remaining and not self._pair_tokens:
             return []
-        again = 0
-        if not self._texts.are_read_together:
-            again = self._texts.tokens([part.whole for part in parts])
-        left = int(0.95 * self._max_tokens) - self.tokens - again
+        left = self._limit - self.tokens - sum(self._others.values())
         wanted: list[Input] = []
         if 0 < self._pair_tokens <= left:
             left -= self._pair_tokens
@@ -194,13 +206,19 @@ class DeletionPlanner:
         for part in parts:
             part.remaining = int(min(1.0, max(0, left) / max(1, remaining)) * part.remaining)
             wanted += self._refined(part)
-        new = (variant for variant in dict.fromkeys(wanted) if variant not in self._values)
-        return self._texts.with_result(new)
+        return self._texts.with_result(self._new(wanted))
 
-    def deletions(self) -> dict[int, Deletions]:
-        """Return the explanations by deletion, by index; none with `method="shapley"`."""
+    def explanations(self) -> tuple[dict[int, Deletions], dict[int, ShapleyValues]]:
+        """Return the explanations by deletion or the Shapley values, by index."""
         if self._is_shapley:
-            return {}
+            return {}, {
+                index: ShapleyValues(
+                    [self._shapley(part, raw=False) for part in parts],
+                    [self._shapley(part, raw=True) for part in parts],
+                    self._label_of(index),
+                )
+                for index, parts in self._of.items()
+            }
         return {
             index: Deletions(
                 [self._effects(part, raw=False) for part in parts],
@@ -210,92 +228,119 @@ class DeletionPlanner:
                 if self.deletion.pairs
                 else None,
             )
-            for index, parts in enumerate(self._of)
-            if parts
-        }
-
-    def shapley_values(self) -> dict[int, ShapleyValues]:
-        """Return the Shapley values, by index; none with another method."""
-        if not self._is_shapley:
-            return {}
-        return {
-            index: ShapleyValues(
-                [self._shapley(part, raw=False) for part in parts],
-                [self._shapley(part, raw=True) for part in parts],
-                self._label_of(index),
-            )
-            for index, parts in enumerate(self._of)
-        }
+            for index, parts in self._of.items()
+        }, {}
 
     @property
     def _parts(self) -> list[Part]:
-        return [part for own in self._of for part in own]
+        return [part for own in self._of.values() for part in own]
 
     @property
     def _is_shapley(self) -> bool:
         return self.deletion.method == "shapley"
 
-    def _parts_of(self, index: int, is_truncated: bool) -> list[Part]:
-        whole = self.inputs[index]
-        texts = (whole,) if isinstance(whole, str) else whole
-        spans: Sequence[Span] = [(0, len(text)) for text in texts]
-        if is_truncated:
-            spans = self._texts.read(whole)
-            read = [text[slice(*span)] for text, span in zip(texts, spans, strict=True)]
-            whole = read[0] if isinstance(whole, str) else (read[0], read[1])
-        chosen = range(len(texts)) if self.labels else self.deletion.texts
-        parts: list[Part] = []
-        for text in chosen:
-            content = whole if isinstance(whole, str) else whole[text]
-            by = self.deletion.units
-            units = unit_spans(content, by)
-            if self.deletion.is_auto and len(units) < 2:
-                by, units = "words", unit_spans(content, "words")
-            parts.append(Part(index, text, spans[text], whole, by, units, self._subsets(units)))
-        return parts
+    @property
+    def _limit(self) -> int:
+        # Estimates are a bit low, because a variant can split otherwise.
+        return int(0.95 * self.max_tokens)
 
-    def _subsets(self, units: Sequence[Span]) -> Subsets:
-        if not (self._is_shapley and units):
-            return np.empty((0, len(units)), bool)
-        return subsets_of(len(units), self.deletion.samples_of(len(units)), self.deletion.seed)
+    def _new(self, wanted: Iterable[Input]) -> list[Input]:
+        return [variant for variant in dict.fromkeys(wanted) if variant not in self._values]
+
+    def _keep(self) -> int:
+        """Keep the inputs for whose units the tokens suffice, the most important ones first.
+
+        Returns the number of tokens that remain.
+        """
+        spent = reserved = 0
+        for index in self.order:
+            self._check_deadline()
+            length = self.lengths[index]  # the units alone have as many
+            if reserved + length * (_RESERVED if self._of else 1) > self._limit:
+                continue
+            parts = self._parts_of(index)
+            others = self._others_of(parts)
+            cost = sum(map(self._cost_of_units, parts)) + sum(others.values())
+            if reserved + cost <= self._limit:
+                spent += cost
+                reserved += max(cost, _RESERVED * length)
+                self._of[index] = parts
+                self._others |= others
+        self._check(bool(self._of))
+        return self._limit - spent
+
+    def _parts_of(self, index: int) -> list[Part]:
+        own = self.inputs[index]
+        texts = _texts_of(own)
+        spans: Sequence[Span] = [(0, len(text)) for text in texts]
+        whole = own
+        if self.truncated[index]:
+            spans = self._texts.read(own)
+            read = [text[slice(*span)] for text, span in zip(texts, spans, strict=True)]
+            whole = read[0] if isinstance(own, str) else (read[0], read[1])
+            if self._texts.have_same_rows(own, whole):
+                self._values[whole] = self.results[index]
+        chosen = range(len(texts)) if self.labels else self.deletion.texts
+        return [self._part_of(index, text, spans[text], whole) for text in chosen]
+
+    def _part_of(self, index: int, text: int, read: Span, whole: Input) -> Part:
+        content = _texts_of(whole)[text]
+        by = self.deletion.units
+        units = self._units(content, by)
+        if self.deletion.is_auto and len(units) < 2:
+            by, units = "words", unit_spans(content, "words")
+        samples = 0
+        if self._is_shapley and units:
+            samples = min(self.deletion.samples_of(len(units)), (1 << len(units)) - 2)
+        part = Part(index, text, read, whole, by, units, samples)
+        part.length, part.rest = (self._length(part, variant) for variant in (content, ""))
+        return part
+
+    def _units(self, text: str, by: UnitKind) -> list[Span]:
+        if by != "chunks":
+            return unit_spans(text, by)
+        tokens = self.model.tokenizer.encode_untruncated(text, add_special_tokens=False).offsets
+        pieces = split(text, tokens, "sentences", CHUNK_TOKENS, 0, lambda _, count: (count, 0))
+        spans = [(piece.chunk.start, piece.chunk.end) for piece in pieces]
+        return [span for span in spans if text[slice(*span)].strip()]
+
+    def _others_of(self, parts: Sequence[Part]) -> dict[tuple[int, str], int]:
+        """Return the tokens of the other texts of parts, unless other parts need them too."""
+        if self._texts.are_read_together:
+            return {}
+        others = [(part, (1 - part.text, part.whole[1 - part.text])) for part in parts]
+        return {
+            other: self._texts.length(part.whole, other[0])
+            for part, other in others
+            if other not in self._others
+        }
+
+    def _cost_of_units(self, part: Part) -> int:
+        """Return the number of tokens of the units alone, or of the texts for Shapley values."""
+        whole = 0 if part.whole in self._values else part.length
+        if self._is_shapley:  # a subset and its complement have all units
+            return whole + part.rest + part.samples // 2 * (part.length + part.rest + 2)
+        return whole + part.length + len(part.units) * (part.rest + 1)
 
     def _kept(self) -> Iterable[Input]:
         """Return the texts with each subset of the units, for Shapley values."""
-        # Refused before they take memory: each variant has at least the tokens of the empty one.
-        distinct = {
-            part.whole if self._texts.are_read_together else part.content: part
-            for part in self._parts
-        }
-        shortest: dict[Input, int] = {}
-        tokens = 0
-        for part in distinct.values():
+        for part in self._parts:
             self._check_deadline()
-            empty = part.with_text("") if self._texts.are_read_together else ""
-            if empty not in shortest:
-                shortest[empty] = self._texts.length(part.with_text(""), part.text)
-            tokens += len(np.unique(part.subsets, axis=0)) * shortest[empty]
-            self._check(tokens <= self._max_tokens)
-        chars = sum((len(part.subsets) // 2 + 1) * len(part.content) for part in self._parts)
-        self._check(chars <= self._max_tokens * _CHARS_PER_TOKEN)
-        for part in self._parts:
             yield part.with_text("")
-            yield from part.with_subsets
+            if part.units:
+                samples = self.deletion.samples_of(len(part.units))
+                part.subsets = subsets_of(len(part.units), samples, self.deletion.seed)
+                yield from part.with_subsets
 
-    def _left_out(self) -> Iterable[Input]:
+    def _left_out(self, available: int) -> Iterable[Input]:
         """Return each unit alone and, if the tokens suffice, the texts without each unit."""
-        for part in self._parts:
-            part.length, part.rest = (self._length(part, own) for own in (part.content, ""))
-        # Estimates are a bit low, because a variant can split otherwise. The inputs run too.
-        limit = int(0.95 * self._max_tokens)
-        base = self._texts.tokens([*self.inputs, *(part.whole for part in self._parts)])
-        available = self._keep(limit - base)
         if self.aim is not None:
             per_token, least = self.aim
-            available = max(0, min(available, max(least, per_token * base) - (limit - available)))
-        if not self._texts.are_read_together:  # the other text runs again with second variants
-            again = self._texts.tokens([part.whole for part in self._parts])
-            available -= min(available, again)
-        cost = sum(map(self._cost_of_pairs, self._of))
+            aim = max(least, per_token * sum(self.lengths[index] for index in self._of))
+            available = max(0, min(available, aim - (self._limit - available)))
+        # The other texts run again with second variants.
+        available -= min(available, sum(self._others.values()))
+        cost = sum(map(self._cost_of_pairs, self._of.values()))
         if cost <= available:
             self._pair_tokens = cost
             available -= cost
@@ -325,30 +370,16 @@ class DeletionPlanner:
         tokens = self._texts.length(part.with_text(variant), part.text)
         return max(tokens, len(variant) // _CHARS_PER_TOKEN)
 
-    def _keep(self, available: int) -> int:
-        """Keep the parts of inputs for whose units alone the tokens suffice, the first ones first.
-
-        Returns the number of tokens that remain.
-        """
-        for index, own in enumerate(self._of):
-            cost = sum(part.length + len(part.units) * (part.rest + 1) for part in own)
-            if cost > available:
-                self._of[index] = []
-            else:
-                available -= cost
-        self._check(any(self._of))
-        return available
-
     def _cost_of_pairs(self, parts: Sequence[Part]) -> int:
         """Return the number of tokens of an input without pairs of its units."""
         counts = [min(self.deletion.pairs, len(part.units)) for part in parts]
         if self._texts.are_read_together:
-            return math.prod(counts) * parts[0].length if parts else 0
+            return math.prod(counts) * parts[0].length
         return sum(count * part.length for count, part in zip(counts, parts, strict=True))
 
     def _without_pairs(self) -> Iterable[Input]:
         """Return the inputs without pairs of the best units of their texts."""
-        for index, parts in enumerate(self._of):
+        for index, parts in self._of.items():
             if not all(set(part.units) <= part.variants.keys() for part in parts):
                 continue
             first, second = (
@@ -450,18 +481,13 @@ class DeletionPlanner:
             return None
         if self.deletion.label is not None:
             return self.deletion.label
-        return self.labels[int(self._values[self.inputs[index]][1].argmax())]
-
-    def _count(self, tokens: int) -> None:
-        """Count the tokens of all rows of a run, and refuse too many."""
-        self.tokens += tokens
-        self._check(self.tokens <= self._max_tokens)
+        return self.labels[int(self.results[index][1].argmax())]
 
     def _check(self, fits: bool) -> None:
         if not fits:
-            coarser = "" if self.deletion.units == "sentences" else ', or by "sentences"'
+            coarser = ', or by "sentences"' if self.deletion.units == "words" else ""
             raise InvalidInput(
-                f"leaving out the units of the texts takes more than {self._max_tokens} "
+                f"leaving out the units of the texts takes more than {self.max_tokens} "
                 f"tokens; explain fewer or shorter texts{coarser}",
                 code="too_many_tokens",
                 pointer="/explain",
@@ -471,3 +497,7 @@ class DeletionPlanner:
         deadline = self.options.deadline
         if deadline is not None and not deadline.remaining_s:
             raise TimeoutError
+
+
+def _texts_of(own: Input) -> Sequence[str]:
+    return (own,) if isinstance(own, str) else own

@@ -1,6 +1,7 @@
-"""Explanations by deletion: the model scores the variants of texts, together with the texts."""
+"""Explanations by deletion: the model scores variants of texts whose results it has returned."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar, cast
@@ -9,36 +10,36 @@ import numpy as np
 
 from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
-from service.inference.explain.deletion import Deletions, ShapleyValues, highlights_of
-from service.inference.explain.options import MAX_TOKENS, Deletion, Highlights
+from service.inference.explain.deletion import highlights_of
+from service.inference.explain.options import Deletion, Highlights
 from service.inference.model.classification import Classification
 from service.inference.model.deletion_planner import DeletionPlanner, Values
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.scoring import (
-    FurtherInputs,
     Input,
     Pair,
     classify,
-    name_explanation,
     of_variants,
+    repeated,
     score,
 )
 from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.metrics import observe_stages
+from service.inference.results.scores import Scores
+from service.inference.results.vectors import Stages
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 
 Result = TypeVar("Result", PairScores, Classification)
-# Scores inputs, and further ones together with them; returns the values of all, `(N, 2, C)`, too.
-Run = Callable[[Sequence[Input], FurtherInputs, CallOptions], Awaitable[tuple[Result, Values]]]
+# Scores variants, and returns their values.
+Run = Callable[[Sequence[Input]], Awaitable[Values]]
 
-# Approximate number of tokens per token of a text that the text and its units alone take.
-_ALONE_TOKENS = 4
 # Values of `DeletionPlanner.aim` without `max_tokens`. Those of "auto" suffice to score each of 12
 # sentences alone and left out, or all words of a sentence; those of highlights to score each
 # sentence alone, and to leave out the best four of ten.
 _AUTO, _HIGHLIGHTS = (16, 4000), (8, 1000)
 
 
-async def explain_best(
+async def explain_scores(
     model: LoadedModel,
     queries: Sequence[str],
     documents: Sequence[str],
@@ -51,119 +52,44 @@ async def explain_best(
     """Return scores with explanations of the best ones, as far as the tokens suffice.
 
     Args:
-        model: See `explain_scores`.
-        queries: See `explain_scores`.
-        documents: See `explain_scores`.
-        result: Scores of the pairs.
-        best: Indices of the pairs to explain, the most important first.
-        how: Options of the explanations.
-        limits: See `explain_scores`.
-        options: See `explain_scores`.
-
-    Raises:
-        VitrineError: Any error of `explain_scores`; with `Highlights` not that of too many tokens.
-    """
-    is_highlighting = isinstance(how, Highlights)
-    deletion = Deletion(by="sentences") if isinstance(how, Highlights) else how
-    kept = best
-    if deletion.method == "deletion":
-        costs = [_ALONE_TOKENS * tokens for tokens in result.tokens]
-        kept = _fitting(best, costs, deletion.max_tokens or MAX_TOKENS)
-    if not kept:
-        if is_highlighting:
-            return result
-        kept = best[:1]  # the explanation refuses it, or it has fewer tokens than expected
-    own = [documents[index] for index in kept]
-    their = queries if len(queries) == 1 else [queries[index] for index in kept]
-    aim = _HIGHLIGHTS if is_highlighting else None
-    try:
-        with of_variants():
-            explained = await explain_scores(
-                *(model, their, own, deletion, limits, options), known=result.of(kept), aim=aim
-            )
-    except InvalidInput as error:
-        if error.code == "too_many_tokens" and is_highlighting:
-            return result
-        raise
-    deletions = {kept[at]: found for at, found in explained.deletions.items()}
-    if isinstance(how, Highlights):
-        deletions = {at: highlights_of(found, how.count) for at, found in deletions.items()}
-    return replace(
-        result,
-        deletions=deletions,
-        shapley_values={kept[at]: found for at, found in explained.shapley_values.items()},
-        explanation_tokens=explained.explanation_tokens,
-        seconds=result.seconds + explained.seconds,
-    )
-
-
-def _fitting(indices: Sequence[int], costs: Sequence[int], limit: int) -> list[int]:
-    """Return the indices whose costs fit into a limit, the first before others."""
-    kept: list[int] = []
-    for index in indices:
-        if costs[index] <= limit:
-            kept.append(index)
-            limit -= costs[index]
-    return kept
-
-
-async def explain_scores(
-    model: LoadedModel,
-    queries: Sequence[str],
-    documents: Sequence[str],
-    deletion: Deletion,
-    limits: PairLimits,
-    options: CallOptions,
-    known: PairScores | None = None,
-    aim: tuple[int, int] | None = None,
-) -> PairScores:
-    """Return the scores of pairs, and how the units of their texts change them; see `score`.
-
-    All texts run with the priority of the explanations.
-
-    Args:
         model: The model.
         queries: One query for all documents, or one per document.
         documents: Text of each document.
-        deletion: Options of the explanations.
+        result: Scores of the pairs.
+        best: Indices of the pairs to explain, the most important first.
+        how: Options of the explanations.
         limits: Maximum number of tokens of each query and of each document.
         options: Options of the call.
-        known: Scores of these pairs, if they are known.
-        aim: See `DeletionPlanner`; None: that of the options.
 
     Raises:
-        InvalidInput: The tokens do not suffice for any of the texts.
+        InvalidInput: The tokens do not suffice for any of the pairs; not with `Highlights`.
         VitrineError: Any error of `score`, under the same conditions.
     """
-    own = queries if len(queries) > 1 else [*queries] * len(documents)
-    pairs = list(zip(own, documents, strict=True))
-
-    async def run(
-        inputs: Sequence[Input], further: FurtherInputs, options: CallOptions
-    ) -> tuple[PairScores, Values]:
-        sides = queries, documents
-        if inputs is not pairs:
-            sides = cast(tuple[Sequence[str], Sequence[str]], tuple(zip(*inputs, strict=True)))
-        result = await score(model, *sides, limits, 0, None, options, further)
-        return result, np.stack([result.scores, result.raw_scores], 1)[:, :, None]
-
+    deletion = Deletion(by="sentences") if isinstance(how, Highlights) else how
+    pairs: list[Pair] = list(zip(repeated(queries, len(documents)), documents, strict=True))
     planner = DeletionPlanner(
-        *(model, pairs, deletion, limits, deletion.call_options(options)),
-        aim=aim or _aim_of(deletion),
-        known=_values_of(pairs, known),
+        *(model, pairs, _values(result.scores, result.raw_scores)[:, :, None]),
+        *(result.tokens, result.truncated, best),
+        *(deletion, limits, deletion.call_options(options)),
+        aim=_HIGHLIGHTS if isinstance(how, Highlights) else _aim_of(deletion),
     )
-    result, deletions, values = await _explained(run, planner)
-    count = len(pairs)
-    return replace(
-        result,
-        scores=result.scores[:count],
-        raw_scores=result.raw_scores[:count],
-        tokens=result.tokens[:count],
-        truncated=result.truncated[:count],
-        deletions=deletions,
-        shapley_values=values,
-        explanation_tokens=planner.tokens,
-    )
+
+    async def run(variants: Sequence[Input]) -> Values:
+        first, second = zip(*cast(Sequence[Pair], variants), strict=True)
+        rest = limits, 0, None, planner.options, planner.count
+        found = await score(model, first, second, *rest)
+        return _values(found.scores, found.raw_scores)[:, :, None]
+
+    try:
+        explained = await _explain(result, planner, run)
+    except InvalidInput as error:
+        if error.code == "too_many_tokens" and isinstance(how, Highlights):
+            return result
+        raise
+    if not isinstance(how, Highlights):
+        return explained
+    found = explained.deletions.items()
+    return replace(explained, deletions={at: highlights_of(own, how.count) for at, own in found})
 
 
 async def explain_labels(
@@ -185,87 +111,58 @@ async def explain_labels(
     if deletion.of != "document" or deletion.top_n is not None:
         name = "top_n" if deletion.top_n is not None else "of"
         raise InvalidInput(f"{name} is for scores of documents", pointer=f"/explain/{name}")
-    if are_few(inputs, deletion):
-        return await _explain_labels(model, inputs, deletion, options)
     result = await classify(model, inputs, NO_LIMITS, options)
-    costs = [_ALONE_TOKENS * len(row.ids) for row in result.rows]
-    kept = _fitting(range(len(inputs)), costs, deletion.max_tokens or MAX_TOKENS) or [0]
-    with of_variants():
-        explained = await _explain_labels(
-            model, [inputs[index] for index in kept], deletion, options
-        )
-    return replace(
-        result,
-        deletions={kept[at]: found for at, found in explained.deletions.items()},
-        shapley_values={kept[at]: found for at, found in explained.shapley_values.items()},
-        explanation_tokens=explained.explanation_tokens,
-        seconds=result.seconds + explained.seconds,
-    )
-
-
-async def _explain_labels(
-    model: LoadedModel, inputs: Sequence[Input], deletion: Deletion, options: CallOptions
-) -> Classification:
-    async def run(
-        inputs: Sequence[Input], further: FurtherInputs, options: CallOptions
-    ) -> tuple[Classification, Values]:
-        result = await classify(model, inputs, NO_LIMITS, options, further)
-        return result, np.stack([result.scores, result.logits], 1)
-
     planner = DeletionPlanner(
-        *(model, inputs, deletion, NO_LIMITS, deletion.call_options(options)),
-        labels=model.artifact.manifest.labels,
+        *(model, inputs, _values(result.scores, result.logits)),
+        [len(row.ids) for row in result.rows],
+        [row.truncated for row in result.rows],
+        range(len(inputs)),
+        *(deletion, NO_LIMITS, deletion.call_options(options)),
+        labels=labels,
         aim=_aim_of(deletion),
     )
-    result, deletions, values = await _explained(run, planner)
-    count = len(inputs)
-    return replace(
-        result,
-        logits=result.logits[:count],
-        scores=result.scores[:count],
-        rows=result.rows[:count],
-        deletions=deletions,
-        shapley_values=values,
-        explanation_tokens=planner.tokens,
-    )
+
+    async def run(variants: Sequence[Input]) -> Values:
+        found = await classify(model, variants, NO_LIMITS, planner.options, planner.count)
+        return _values(found.scores, found.logits)
+
+    return await _explain(result, planner, run)
 
 
 def _aim_of(deletion: Deletion) -> tuple[int, int] | None:
     return _AUTO if deletion.is_auto and deletion.max_tokens is None else None
 
 
-def are_few(inputs: Sequence[Input], deletion: Deletion) -> bool:
-    """Return whether inputs and variants can run together: one input, or surely few tokens."""
-    chars = sum(len(own) if isinstance(own, str) else sum(map(len, own)) for own in inputs)
-    # A token has at least a character.
-    return len(inputs) == 1 or _ALONE_TOKENS * chars <= (deletion.max_tokens or MAX_TOKENS)
+def _values(scores: Scores, logits: Scores) -> Values:
+    return np.stack([scores, logits], 1)
 
 
-async def _explained(
-    run: Run[Result], planner: DeletionPlanner
-) -> tuple[Result, dict[int, Deletions], dict[int, ShapleyValues]]:
-    """Run inputs with their variants, and return the results of all and the explanations."""
+async def _explain(result: Result, planner: DeletionPlanner, run: Run) -> Result:
+    """Return results with explanations, which are a stage of the call."""
+    model, deadline = planner.model, planner.options.deadline
+
+    async def score_variants(variants: Sequence[Input]) -> None:
+        if variants:
+            planner.add(variants, await run(variants))
+
+    started = time.perf_counter()
     try:
-        first = planner.further(planner.first)
-        result, values = await run(planner.inputs, first, planner.options)
-    except InvalidInput as error:
-        if error.code == "too_many_tokens":  # of results per token, all texts together
-            name_explanation(error)
-        raise
-    planner.add(values)
-    more = await asyncio.to_thread(planner.second)
-    if more:
         with of_variants():
-            further = planner.further(lambda _: ())
-            second, values = await run(more, further, planner.second_options)
-        planner.add(values, more)
-        result = replace(result, seconds=result.seconds + second.seconds)
-    deletions = await asyncio.to_thread(planner.deletions)
-    return result, deletions, await asyncio.to_thread(planner.shapley_values)
-
-
-def _values_of(pairs: Sequence[Pair], known: PairScores | None) -> dict[Input, Values]:
-    if known is None:
-        return {}
-    values = np.stack([known.scores, known.raw_scores], 1)[:, :, None]
-    return dict(zip(pairs, values, strict=True))
+            # A variant has a token at least.
+            bounds = planner.texts, planner.max_tokens, deadline
+            await score_variants(await model.run_tokenizer(planner.first, *bounds))
+            await score_variants(await asyncio.to_thread(planner.second))
+    except TimeoutError:
+        if deadline is None:
+            raise
+        raise deadline.exceeded() from None
+    deletions, shapley_values = await asyncio.to_thread(planner.explanations)
+    seconds = {"explain": time.perf_counter() - started}
+    observe_stages(model.metrics.stage_seconds, started, seconds)
+    return replace(
+        result,
+        deletions=deletions,
+        shapley_values=shapley_values,
+        explanation_tokens=planner.tokens,
+        seconds=result.seconds + Stages(seconds),
+    )

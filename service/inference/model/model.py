@@ -29,12 +29,7 @@ from service.inference.model.arguments import (
 )
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.classification import Classification
-from service.inference.model.explanations import (
-    are_few,
-    explain_best,
-    explain_labels,
-    explain_scores,
-)
+from service.inference.model.explanations import explain_labels, explain_scores
 from service.inference.model.pair_scores import PairScores
 from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
@@ -488,7 +483,7 @@ class Model(LoadedModel):
         if chosen is None or isinstance(chosen, Terms):
             return result
         best = result.ranking(count)
-        return await explain_best(self, [query], documents, result, best, chosen, limits, call)
+        return await explain_scores(self, [query], documents, result, best, chosen, limits, call)
 
     async def score(
         self,
@@ -542,15 +537,12 @@ class Model(LoadedModel):
         top_n = chosen.top_n if isinstance(chosen, Deletion | Terms) else None
         terms = (top_n or len(documents)) if isinstance(chosen, Terms) else 0
         with scoring.locating(len(queries), *paths):
-            pairs = list(zip(scoring.repeated(queries, len(documents)), documents, strict=True))
-            if isinstance(chosen, Deletion) and top_n is None and are_few(pairs, chosen):
-                return await explain_scores(self, queries, documents, chosen, NO_LIMITS, call)
             result = await scoring.score(self, queries, documents, NO_LIMITS, terms, chunking, call)
         if chosen is None or isinstance(chosen, Terms):
             return result
         is_ordered = isinstance(chosen, Deletion) and top_n is None
         best = range(len(documents)) if is_ordered else result.ranking(top_n)
-        return await explain_best(self, queries, documents, result, best, chosen, NO_LIMITS, call)
+        return await explain_scores(self, queries, documents, result, best, chosen, NO_LIMITS, call)
 
     async def tokenize(
         self,

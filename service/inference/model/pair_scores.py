@@ -25,7 +25,7 @@ class PairScores:
         tokens: Number of tokens of each pair.
         truncated: Whether a text of each pair was truncated.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer"; and "explain",
-            if requested.
+            with all runs of variants, if requested.
         explanations: Terms of the score, by index of the pair; empty if not requested.
         deletions: Explanation of the score by deletion, by index; with `Highlights`, the best
             sentences alone, best first. Empty if not requested. A document for which the tokens did
@@ -33,8 +33,8 @@ class PairScores:
         shapley_values: Shapley values, by index; empty if not requested.
         best_chunks: Chunk of each document with the highest score, which is the score of the pair;
             empty without chunking.
-        explanation_tokens: Number of tokens of all texts that were scored for `deletions`, the
-            explained texts included and equal variants once.
+        explanation_tokens: Number of tokens of the variants that were scored for `deletions` or
+            `shapley_values`, equal ones once.
     """
 
     scores: Scores

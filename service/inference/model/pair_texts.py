@@ -19,16 +19,16 @@ class _Side:
         self.rows: list[Row] = []
 
     def add(self, texts: Sequence[str], on_overflow: OnOverflow) -> None:
-        """Tokenize the texts that are new; an error has the index among `texts`."""
-        new = [text for text in dict.fromkeys(texts) if text not in self.indices]
+        """Tokenize the texts, equal ones once; an error has the index among `texts`."""
+        distinct = list(dict.fromkeys(texts))
         rules = self._prompt_name, on_overflow, self._with_offsets
         try:
-            self.rows += self._tokenizer.rows_of_texts(new, *rules)
+            self.rows = self._tokenizer.rows_of_texts(distinct, *rules)
         except VitrineError as error:
             if error.index is not None:
-                error.index = texts.index(new[error.index])
+                error.index = texts.index(distinct[error.index])
             raise
-        self.indices |= {text: len(self.indices) + at for at, text in enumerate(new)}
+        self.indices = {text: at for at, text in enumerate(distinct)}
 
     def text(self, row: int) -> str:
         return list(self.indices)[row]
@@ -64,7 +64,7 @@ class PairTexts:
                 error.index += len(queries)
             raise
         own = [*queries] * len(documents) if len(queries) == 1 else queries
-        self._pairs += zip(own, documents, strict=True)
+        self._pairs = list(zip(own, documents, strict=True))
 
     @property
     def rows(self) -> list[Row]:
@@ -94,10 +94,8 @@ class PairTexts:
         rows = self.rows
         return [rows[first].truncated or rows[second].truncated for first, second in self.indices]
 
-    def index_of(self, row: int, queries: Sequence[str], documents: Sequence[str]) -> int | None:
-        """Return the index of a row's text among queries and documents; None: it has none."""
+    def index_of(self, row: int, queries: Sequence[str], documents: Sequence[str]) -> int:
+        """Return the index of a row's text among queries and documents."""
         if row < self.queries:
-            text = self._queries.text(row)
-            return queries.index(text) if text in queries else None
-        text = self._documents.text(row - self.queries)
-        return len(queries) + documents.index(text) if text in documents else None
+            return queries.index(self._queries.text(row))
+        return len(queries) + documents.index(self._documents.text(row - self.queries))

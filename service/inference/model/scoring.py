@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import TypeVar, cast
+from typing import TypeVar
 
 import numpy as np
 
-from service.inference.call_options import CallOptions, OnOverflow
+from service.inference.call_options import CallOptions
 from service.inference.errors import InferenceFailed, InvalidInput, VitrineError
 from service.inference.explain.terms import check_explainable
 from service.inference.model.chunk_scores import check_chunking, score_pairs, score_vectors
@@ -19,11 +19,11 @@ from service.inference.model.pair_scores import PairScores
 from service.inference.model.pair_texts import PairTexts
 from service.inference.model.similarity import EncodedTexts, compare, similarity_of, token_limit
 from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.metrics import observe_stages
 from service.inference.results.scores import ACTIVATIONS
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row
-from service.request_trace import TRACE
 
 Item = TypeVar("Item")
 Pair = tuple[str, str]
@@ -34,23 +34,7 @@ Input = str | Pair
 _INLINE_PAIRS = 100
 # Names of the arguments with the limits of a query and of a document.
 LIMITS = ("max_tokens_per_query", "max_tokens_per_doc")
-
-
-@dataclass(frozen=True)
-class FurtherInputs:
-    """Inputs that run together with those of a call, and are chosen once these are tokenised.
-
-    Their results come after those of the call. An error of one of them has the pointer "/explain".
-
-    Attributes:
-        choose: Returns the inputs, given whether each input of the call is truncated.
-        check: Called with the number of tokens of all rows, each once; may refuse them.
-        on_overflow: Handling of those that are too long.
-    """
-
-    choose: Callable[[Sequence[bool]], Sequence[Input]]
-    check: Callable[[int], None]
-    on_overflow: OnOverflow
+CountTokens = Callable[[int], None]
 
 
 async def classify(
@@ -58,7 +42,7 @@ async def classify(
     items: Sequence[Input],
     limits: PairLimits,
     options: CallOptions,
-    further: FurtherInputs | None = None,
+    count_tokens: CountTokens | None = None,
 ) -> Classification:
     """Return the score of each label for each text or pair of texts; see `Model.classify`.
 
@@ -67,29 +51,18 @@ async def classify(
         items: Texts and pairs of texts.
         limits: Maximum number of tokens of the first and of the second text of each pair.
         options: Options of the call; the prompt is that of texts and of the first text of pairs.
-        further: Inputs that run together with `items`; None: none.
+        count_tokens: See `LoadedModel.run`.
     """
 
     def tokenize() -> list[Row]:
-        read = partial(model.tokenizer.rows_of_pairs, limits=limits)
-        rows = read(items, options.prompt_name, options.on_overflow)
-        if further is not None:
-            with of_variants():
-                chosen = further.choose([row.truncated for row in rows])
-                rows += read(chosen, options.prompt_name, further.on_overflow)
-                further.check(sum(len(row.ids) for row in rows))
-        return rows
+        rows_of = model.tokenizer.rows_of_pairs
+        return rows_of(items, options.prompt_name, options.on_overflow, limits)
 
     # A set, because a query shared by many documents is tokenised once.
     texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
-    try:
-        rows, (results,), seconds = await model.run(
-            *(list(texts), len(items), tokenize, ("logits",), options), in_thread=bool(further)
-        )
-    except VitrineError as error:
-        if error.index is not None and error.index >= len(items):
-            name_explanation(error)
-        raise
+    rows, (results,), seconds = await model.run(
+        *(list(texts), len(items), tokenize, ("logits",), options), count_tokens=count_tokens
+    )
     manifest = model.artifact.manifest
     logits = np.array(results, np.float64)  # (N, C)
     scores = ACTIVATIONS[manifest.activation](logits)
@@ -104,7 +77,7 @@ async def score(
     explained: int,
     chunking: Chunking | None,
     options: CallOptions,
-    further: FurtherInputs | None = None,
+    count_tokens: CountTokens | None = None,
 ) -> PairScores:
     """Return the relevance of each document to the query, or to the query of the same index.
 
@@ -119,7 +92,7 @@ async def score(
         explained: Number of best scores to explain by their terms.
         chunking: See `Model.score`.
         options: Options of the call; only rerankers take a prompt, that of queries.
-        further: Pairs that run together with these, without `chunking`; None: none.
+        count_tokens: See `LoadedModel.run`; without `chunking`.
     """
     manifest = model.artifact.manifest
     if "logits" in manifest.outputs:
@@ -131,7 +104,7 @@ async def score(
     if "logits" in manifest.outputs:
         if chunking is not None:
             return await score_pairs(model, queries, documents, chunking, limits, options)
-        return await _score_pairs(model, queries, documents, limits, options, further)
+        return await _score_pairs(model, queries, documents, limits, options, count_tokens)
     if options.prompt_name is not None:
         raise InvalidInput(
             "prompt_name applies to rerankers; this model has the prompts query and document",
@@ -145,7 +118,7 @@ async def score(
             )
     if chunking is not None:
         return await score_vectors(model, queries, documents, chunking, options)
-    return await _score_vectors(model, queries, documents, explained, options, further)
+    return await _score_vectors(model, queries, documents, explained, options, count_tokens)
 
 
 async def rerank(
@@ -188,14 +161,14 @@ async def _score_pairs(
     documents: Sequence[str],
     limits: PairLimits,
     options: CallOptions,
-    further: FurtherInputs | None,
+    count_tokens: CountTokens | None,
 ) -> PairScores:
     """Return the scores of a reranker."""
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
     pairs = list(zip(repeated(queries, len(documents)), documents, strict=True))
     try:
-        result = await classify(model, pairs, limits, options, further)
+        result = await classify(model, pairs, limits, options, count_tokens)
     except VitrineError as error:
         if error.index is not None:
             error.index += len(queries)
@@ -216,7 +189,7 @@ async def _score_vectors(
     documents: Sequence[str],
     explained: int,
     options: CallOptions,
-    further: FurtherInputs | None,
+    count_tokens: CountTokens | None,
 ) -> PairScores:
     """Return similarities of vectors; each text is encoded once."""
     output, similarity = similarity_of(model)
@@ -225,27 +198,19 @@ async def _score_vectors(
 
     def tokenize() -> list[Row]:
         texts.add(queries, documents, options.on_overflow)
-        if further is not None:
-            with of_variants():
-                chosen = cast(Sequence[Pair], further.choose(texts.truncated))
-                if chosen:
-                    first, second = zip(*chosen, strict=True)
-                    texts.add(first, second, further.on_overflow)
-                further.check(sum(len(row.ids) for row in texts.rows))
         return texts.rows
 
+    count = len(documents) if count_tokens else len(queries) + len(documents)
     try:
         rows, results, seconds = await model.run(
-            *([*{*queries}, *{*documents}], len(queries) + len(documents), tokenize),
+            *([*{*queries}, *{*documents}], count, tokenize),
             *(outputs, options),
             max_tokens=token_limit(model, output),
-            in_thread=bool(further),
+            count_tokens=count_tokens,
         )
     except InferenceFailed as error:
         if error.index is not None:  # of a row
             error.index = texts.index_of(error.index, queries, documents)
-            if error.index is None:
-                name_explanation(error)
         raise
     compared = time.perf_counter()
     encoded, pairs = EncodedTexts(rows, results, texts.queries), texts.indices
@@ -253,10 +218,8 @@ async def _score_vectors(
     is_long = explained > 0 or output == "multi" or len(pairs) > _INLINE_PAIRS
     scores, explanations = await asyncio.to_thread(work) if is_long else work()
     if explained:
-        explained_at = time.perf_counter()
-        seconds["explain"] = explained_at - compared
-        if (trace := TRACE.get()) is not None:
-            trace.stages.append(("explain", explained_at))
+        seconds["explain"] = time.perf_counter() - compared
+        observe_stages(model.metrics.stage_seconds, compared, {"explain": seconds["explain"]})
     measured = texts.tokens, texts.truncated, seconds
     return PairScores(scores, scores, similarity.kind, *measured, explanations)
 
@@ -304,10 +267,5 @@ def of_variants() -> Iterator[None]:
         yield
     except VitrineError as error:
         if error.index is not None or error.code == "too_many_tokens":
-            name_explanation(error)
+            error.index, error.pointer = None, "/explain"
         raise
-
-
-def name_explanation(error: VitrineError) -> None:
-    """Replace the index of an input by the pointer to the explanation."""
-    error.index, error.pointer = None, "/explain"

@@ -1,15 +1,15 @@
 """Texts of variants, as the model reads them: what is read of a text, and the tokens of a row."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
-from service.inference.call_options import CallOptions, OnOverflow
+from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
 from service.inference.model.scoring import Input
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.tokenizing.pairs import PairLimits
-from service.inference.tokenizing.rows import Span
+from service.inference.tokenizing.rows import Row, Span
 
 # Prompts of the texts of a pair that are encoded separately.
 _SIDES = ("query", "document")
@@ -22,7 +22,7 @@ class VariantTexts:
     Attributes:
         model: The model.
         limits: Maximum number of tokens of both texts of a pair.
-        options: Options of the call.
+        options: Options of the variants.
     """
 
     model: LoadedModel
@@ -30,84 +30,65 @@ class VariantTexts:
     options: CallOptions
 
     @property
-    def overflow(self) -> OnOverflow:
-        """Handling of variants that are too long.
-
-        A variant of a text that just fits can have more tokens, and "error" would refuse it.
-        """
-        overflow = self.options.on_overflow
-        return "truncate" if overflow == "error" else overflow
-
-    @property
     def are_read_together(self) -> bool:
         """Whether the model reads both texts of a pair at once."""
         return "logits" in self.model.artifact.manifest.outputs
 
-    def read(self, whole: Input) -> Sequence[Span]:
+    def read(self, own: Input) -> Sequence[Span]:
         """Return the span of each text of an input that the model reads."""
         tokenizer, overflow = self.model.tokenizer, self.options.on_overflow
         prompt = self.options.prompt_name
-        if isinstance(whole, str):
-            return [tokenizer.read_span(whole, prompt, overflow)]
+        if isinstance(own, str):
+            return [tokenizer.read_span(own, prompt, overflow)]
         if self.are_read_together:
-            return tokenizer.read_spans(whole, prompt, overflow, self.limits)
-        sides = zip(whole, _SIDES, strict=True)
+            return tokenizer.read_spans(own, prompt, overflow, self.limits)
+        sides = zip(own, _SIDES, strict=True)
         return [tokenizer.read_span(text, side, overflow) for text, side in sides]
 
-    def tokens(self, inputs: Iterable[Input]) -> int:
-        """Return the number of tokens of inputs, with those of equal rows once."""
-        tokenizer, distinct = self.model.tokenizer, [*dict.fromkeys(inputs)]
-        if self.are_read_together:
-            prompted = self.options.prompt_name, self.overflow
-            rows = tokenizer.rows_of_pairs(distinct, *prompted, self.limits)
-            return sum(len(row.ids) for row in rows)
-        return sum(
-            len(row.ids)
-            for side, texts in zip(_SIDES, zip(*distinct, strict=True), strict=True)
-            for row in tokenizer.rows_of_texts([*dict.fromkeys(texts)], side, self.overflow)
-        )
+    def have_same_rows(self, own: Input, other: Input) -> bool:
+        """Return whether the model reads the same tokens of two inputs."""
+        sides = (0,) if self.are_read_together else (0, 1)
+        rows = [[self._row(each, side) for side in sides] for each in (own, other)]
+        first, second = ([row and (row.ids, row.token_types) for row in each] for each in rows)
+        return first == second
 
     def length(self, own: Input, text: int) -> int:
         """Return the number of tokens that run for a text of an input; 0: it has no tokens.
 
         Those of the other text count too if both are read at once.
         """
-        tokenizer, prompt = self.model.tokenizer, self.options.prompt_name
-        if self.are_read_together:
-            rows = partial(tokenizer.rows_of_pairs, [own], prompt, "truncate", self.limits)
-        else:
-            rows = partial(tokenizer.rows_of_texts, [own[text]], _SIDES[text], "truncate")
-        try:
-            (row,) = rows()
-        except InvalidInput as error:
-            if error.code != "no_tokens":
-                raise
-            return 0
-        return len(row.ids)
+        row = self._row(own, text)
+        return 0 if row is None else len(row.ids)
 
     def with_result(self, inputs: Iterable[Input]) -> list[Input]:
         """Return the inputs of which the model has a result: texts can have no tokens, and none."""
-        tokenizer, prompt = self.model.tokenizer, self.options.prompt_name
         if self.are_read_together:
             empty: Sequence[Input] = ("", ("", ""))
-            rows = partial(tokenizer.rows_of_pairs, prompt_name=prompt, on_overflow="truncate")
-            without_rows = [own for own in empty if not _has_tokens(partial(rows, [own]))]
+            without_rows = [own for own in empty if self._row(own, 0) is None]
             return [own for own in inputs if own not in without_rows]
 
         @cache
-        def has_row(text: str, side: str) -> bool:
-            return _has_tokens(partial(tokenizer.rows_of_texts, [text], side, "truncate"))
+        def has_row(text: str, side: int) -> bool:
+            return self._row((text, text), side) is not None
 
-        if all(has_row("", side) for side in _SIDES):  # nearly always
+        if all(has_row("", side) for side in (0, 1)):  # nearly always
             return list(inputs)
-        return [own for own in inputs if all(map(has_row, own, _SIDES))]
+        return [own for own in inputs if all(map(has_row, own, (0, 1)))]
 
+    def _row(self, own: Input, text: int) -> Row | None:
+        """Return the row of an input, or of one of its texts if they are read separately.
 
-def _has_tokens(tokenize: Callable[[], object]) -> bool:
-    try:
-        tokenize()
-    except InvalidInput as error:
-        if error.code != "no_tokens":
-            raise
-        return False
-    return True
+        None: it has no tokens.
+        """
+        tokenizer, overflow = self.model.tokenizer, self.options.on_overflow
+        try:
+            if self.are_read_together:
+                prompted = self.options.prompt_name, overflow, self.limits
+                (row,) = tokenizer.rows_of_pairs([own], *prompted)
+            else:
+                (row,) = tokenizer.rows_of_texts([own[text]], _SIDES[text], overflow)
+        except InvalidInput as error:
+            if error.code != "no_tokens":
+                raise
+            return None
+        return row

@@ -282,7 +282,7 @@ class LoadedModel:
         *,
         max_tokens: int | None = None,
         needs_engine: bool = True,
-        in_thread: bool = False,
+        count_tokens: Callable[[int], None] | None = None,
     ) -> tuple[Sequence[Row], list[Any], Stages]:
         """Tokenize inputs and run them; return their rows, results and the duration of each stage.
 
@@ -297,7 +297,9 @@ class LoadedModel:
             options: Deadline and priority.
             max_tokens: Maximum number of tokens for results per token; None: `max_token_vectors`.
             needs_engine: Whether a full queue refuses the inputs before they are tokenised.
-            in_thread: Whether `tokenize` runs in a thread even if the inputs are few and short.
+            count_tokens: Called with the number of tokens of all rows before they run, and may
+                refuse them. Given for variants of the inputs of a call, which are counted as
+                variants, and whose stages are parts of a stage of that call.
 
         Raises:
             InvalidInput: The model does not have the output, there are no inputs, or the tokenizer
@@ -308,36 +310,42 @@ class LoadedModel:
         self.check_outputs(outputs)
         if not count:
             raise InvalidInput("there are no inputs", code="empty", pointer="/inputs")
-        self.metrics.inputs_received.inc(count)
+        outcomes = self.metrics.inputs if count_tokens is None else self.metrics.variants
+        if count_tokens is None:
+            self.metrics.inputs_received.inc(count)
         try:
             # Before tokenising inputs that will be refused.
             if needs_engine and self.cache is None and self.batcher.is_full(options.priority):
                 raise self._queue_full_error()
             started = time.perf_counter()
-            tokenized = count if not in_thread else _INLINE_INPUTS + 1
-            rows = await self.run_tokenizer(tokenize, parts, tokenized, options.deadline)
+            rows = await self.run_tokenizer(tokenize, parts, count, options.deadline)
             tokenize_s = time.perf_counter() - started
+            if count_tokens is not None:
+                count_tokens(sum(len(row.ids) for row in rows))
             if any(OUTPUTS[output].per_token for output in outputs if output != "weights"):
                 self._check_token_count(rows, max_tokens or self.max_token_vectors)
             outcome = await self.encode_rows(rows, outputs, options)
         except BaseException as error:
-            self.metrics.inputs[outcome_of(error)].inc(count)
+            outcomes[outcome_of(error)].inc(count)
             if isinstance(error, TimeoutError) and options.deadline is not None:
                 raise options.deadline.exceeded() from None
             raise
-        self.metrics.inputs["done"].inc(count)
+        outcomes["done"].inc(count)
         seconds = Stages(
             {"tokenize": tokenize_s, "queue": outcome.queue_s, "infer": outcome.run_s},
             outcome.cache_counts,
         )
-        observed: Mapping[str, float] = seconds
         if outcome.cache_s is not None:
             seconds["cache"] = outcome.cache_s
-            if not outcome.run_s:
-                # Zeros of requests that computed nothing would hide the durations of the others.
-                observed = {stage: seconds[stage] for stage in ("tokenize", "cache")}
-        observe_stages(self.metrics.stage_seconds, started, observed)
+        if count_tokens is None:
+            self._observe_stages(started, seconds)
         return rows, list(zip(*outcome.results, strict=True)), seconds
+
+    def _observe_stages(self, started: float, seconds: Mapping[str, float]) -> None:
+        if "cache" in seconds and not seconds["infer"]:
+            # Zeros of requests that computed nothing would hide the durations of the others.
+            seconds = {stage: seconds[stage] for stage in ("tokenize", "cache")}
+        observe_stages(self.metrics.stage_seconds, started, seconds)
 
     async def run_tokenizer(
         self,

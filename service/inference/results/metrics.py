@@ -13,7 +13,7 @@ from service.inference.batching.cache import ResultCache
 from service.inference.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded, TooLarge
 from service.request_trace import TRACE
 
-STAGES = ("tokenize", "cache", "queue", "infer", "serialize")
+STAGES = ("tokenize", "cache", "queue", "infer", "explain", "serialize")
 OUTCOMES = ("done", "refused", "failed", "late", "cancelled")
 RESULTS = ("loaded", "failed")
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
@@ -98,6 +98,12 @@ class InferenceMetrics:
             ["model", "outcome"],
             registry=registry,
         )
+        self.variants = Counter(
+            "vitrine_variants",
+            "Variants of texts that were scored for explanations by deletion, by outcome",
+            ["model", "outcome"],
+            registry=registry,
+        )
         self.batch_rows = Histogram(
             "vitrine_batch_rows", "Rows per batch", buckets=_POWERS, **options
         )
@@ -160,6 +166,7 @@ class ModelMetrics:
         self.stage_seconds = {stage: metrics.stage_seconds.labels(model, stage) for stage in STAGES}
         self.inputs_received = metrics.inputs_received.labels(model)
         self.inputs = {outcome: metrics.inputs.labels(model, outcome) for outcome in OUTCOMES}
+        self.variants = {outcome: metrics.variants.labels(model, outcome) for outcome in OUTCOMES}
         self.batch_rows = metrics.batch_rows.labels(model)
         self.batch_tokens = metrics.batch_tokens.labels(model)
         self.batch_seconds = metrics.batch_seconds.labels(model)

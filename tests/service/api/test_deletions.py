@@ -2,8 +2,12 @@
 
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.testclient import TestClient
+
+import vitrine
+from tests.serving import values_of
 
 pytestmark = pytest.mark.slow
 
@@ -91,7 +95,11 @@ def test_score_explains_as_many_documents_as_requested(client: TestClient) -> No
     [
         ("words", "/explain", "Input should be true, false, or an object"),
         (1, "/explain", "Input should be true, false, or an object"),
-        ({"by": "tokens"}, "/explain/by", "Input should be 'words', 'sentences' or 'auto'"),
+        (
+            {"by": "tokens"},
+            "/explain/by",
+            "Input should be 'words', 'sentences', 'chunks' or 'auto'",
+        ),
         ({"of": "text"}, "/explain/of", "Input should be 'document', 'query' or 'both'"),
         ({"top_n": 0}, "/explain/top_n", "greater than or equal to 1"),
         ({"max_tokens": 20_001}, "/explain/max_tokens", "less than or equal to 20000"),
@@ -312,3 +320,102 @@ def test_without_tokens_for_pairs_there_are_none(client: TestClient) -> None:
     assert many["explanation_tokens"] <= 3000
     plain = posted(client, "/score", queries="w5", documents="w6", explain=True)
     assert "pairs" not in plain["explanations"][0]
+
+
+def test_variants_are_not_counted_as_inputs(rerank_client: TestClient) -> None:
+    def counts() -> dict[str, float]:
+        values = values_of(rerank_client.get("/metrics").text)
+        return {
+            name: values[name]
+            for name in (
+                "vitrine_inputs_received_total",
+                'vitrine_inputs_total{outcome="done"}',
+                'vitrine_variants_total{outcome="done"}',
+                'vitrine_variants_total{outcome="refused"}',
+                'vitrine_stage_seconds_count{stage="tokenize"}',
+                'vitrine_stage_seconds_count{stage="explain"}',
+            )
+        }
+
+    before = counts()
+    # The empty text, and each of three words alone and left out.
+    documents = [f"w{index} w{index + 1} w{index + 2}" for index in range(20, 44, 3)]
+    body = {"query": "w5", "documents": documents, "explain": {"by": "words", "top_n": 1}}
+    posted(rerank_client, "/rerank", **body)
+    after = counts()
+    assert [after[name] - before[name] for name in before] == [8, 8, 7, 0, 1, 1]
+
+
+@pytest.mark.parametrize("explain", [{}, {"method": "terms"}, {"method": "shapley"}])
+def test_server_timing_has_the_explanations(client: TestClient, explain: object) -> None:
+    body = {"queries": QUERY, "documents": [DOCUMENT]}
+    plain = client.post("/score", json=body)
+    explained = client.post("/score", json={**body, "explain": explain})
+    names = ["tokenize", "queue", "infer", "serialize"]
+    assert _stages(plain) == names
+    assert _stages(explained) == [*names[:3], "explain", names[3]]
+
+
+def test_server_timing_has_the_explanations_of_labels_and_highlights(
+    classify_client: TestClient, client: TestClient
+) -> None:
+    labels = classify_client.post("/classify", json={"inputs": ["w5 w9"], "explain": True})
+    best = client.post("/rerank", json={"query": QUERY, "documents": [DOCUMENT], "highlight": 1})
+    assert "explain" in _stages(labels)
+    assert "explain" in _stages(best)
+
+
+def _stages(response: httpx2.Response) -> list[str]:
+    assert response.is_success, response.text
+    return [entry.partition(";")[0] for entry in response.headers["Server-Timing"].split(", ")]
+
+
+def test_chunks_are_units_over_http(client: TestClient) -> None:
+    document = " ".join(f"It is w{index}." for index in range(5, 45))
+    body = {"queries": QUERY, "documents": document, "explain": {"by": "chunks"}}
+    (text,) = posted(client, "/score", **body)["explanations"][0]["texts"]
+    assert text["by"] == "chunks"
+    assert [document[unit["start"] : unit["end"]].count(".") for unit in text["units"]] == [
+        12,
+        12,
+        12,
+        4,
+    ]
+
+
+@pytest.mark.parametrize("name", ["DeletionOptions", "LabelDeletionOptions"])
+def test_schema_has_the_defaults_and_ranges_of_the_python_api(
+    client: TestClient, name: str
+) -> None:
+    schema = client.get("/openapi.json").json()["components"]["schemas"][name]
+    # Other options with which a field is valid.
+    needs = {
+        "samples": {"method": "shapley"},
+        "seed": {"method": "shapley"},
+        "pairs": {"of": "both"},
+    }
+    bounded = set()
+    for field, own in schema["properties"].items():
+        assert own["default"] == getattr(vitrine.Deletion(), field)
+        kinds = own.get("anyOf", [own])
+        rest: dict[str, Any] = needs.get(field, {})
+        for value in [value for kind in kinds for value in kind.get("enum", ())]:
+            vitrine.Deletion(**{field: value, **rest})
+        for kind in [kind for kind in kinds if kind["type"] == "integer"]:
+            least = kind["minimum"]
+            most = kind.get("maximum", kind.get("exclusiveMaximum", 2**40 + 1) - 1)
+            for value in (least, most):
+                vitrine.Deletion(**{field: value, **rest})
+            beyond = [least - 1] if most == 2**40 else [least - 1, most + 1]
+            for value in beyond:
+                with pytest.raises(vitrine.InvalidInput) as raised:
+                    vitrine.Deletion(**{field: value, **rest})
+                assert raised.value.pointer == f"/explain/{field}"
+            bounded.add(field)
+    assert {"samples", "seed", "max_tokens"} <= bounded
+
+
+def test_routes_declare_the_errors_of_explanations(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for path in ("/score", "/rerank", "/classify"):
+        assert {"422", "429", "500", "504"} <= paths[path]["post"]["responses"].keys()

@@ -137,8 +137,9 @@ def test_wait_for_a_load_is_a_stage(
     assert names(receiver.children(second)) == STAGES
 
 
-def test_explanation_is_a_stage(client: TestClient, receiver: Receiver) -> None:
-    body = {"queries": "a cat", "documents": ["a dog"], "explain": {"method": "terms"}}
+@pytest.mark.parametrize("method", ["terms", "deletion", "shapley"])
+def test_explanation_is_a_stage(client: TestClient, receiver: Receiver, method: str) -> None:
+    body = {"queries": "a cat", "documents": ["a dog"], "explain": {"method": method}}
     response = client.post("/score", json=body)
     assert response.status_code == 200, response.text
     [server] = receiver.wait()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import tracemalloc
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -498,6 +499,38 @@ async def held(
     async with open_job(options, kind, source) as job:
         encoder = HeldEncoder(job.encoder)
         yield encoder, Pipeline(encoder, options, kind, source.copied)
+
+
+def test_highlights_keep_the_memory_limit(small_artifact: Artifact, output: Path) -> None:
+    limit = 2**20
+    options = BulkOptions(
+        inputs=("-",),
+        output=output,
+        model=small_artifact.path,
+        threads=1,
+        highlight=2,
+        max_memory=limit,
+    )
+
+    def read(numbers: range) -> Iterator[Block]:
+        for number in numbers:
+            text = " ".join(f"The cat sat on mat {number} {index}." for index in range(60))
+            yield Block(number, 1, {"query": ["a cat"], "text": [text]})
+
+    async def peak() -> int:
+        async with held(options, "scores") as (encoder, pipeline):
+            encoder.release.set()
+            # Objects that are made once are no records.
+            assert len([block async for block in pipeline.run(read(range(1)))]) == 1
+            tracemalloc.start()
+            try:
+                assert len([block async for block in pipeline.run(read(range(1, 41)))]) == 40
+                return tracemalloc.get_traced_memory()[1]
+            finally:
+                tracemalloc.stop()
+
+    # Python's memory: texts, variants and their tokens. All in flight at once take 4 MiB.
+    assert asyncio.run(peak()) < limit
 
 
 @pytest.mark.parametrize(("kind", "count"), [("dense", 16), ("chunks", 4)])

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, cast
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from service.inference.call_options import CallOptions, Deadline, OnOverflow, Pr
 from service.inference.explain.deletion import without
 from service.inference.model import scoring
 from service.inference.model.deletion_planner import DeletionPlanner
+from service.inference.model.variant_texts import VariantTexts
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import edit_json
@@ -79,13 +81,13 @@ def left(text: str, start: int, end: int) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6)
-@given(query=TEXT, document=TEXT, by=st.sampled_from(["words", "sentences"]))
+@given(query=TEXT, document=TEXT, by=st.sampled_from(["words", "sentences", "chunks"]))
 def test_each_number_is_the_difference_of_two_scores(
     models: dict[str, vitrine.SyncModel],
     kind: str,
     query: str,
     document: str,
-    by: Literal["words", "sentences"],
+    by: Literal["words", "sentences", "chunks"],
 ) -> None:
     model, bound = models[kind], BOUNDS.get(kind, 5e-6)
     deletion = vitrine.Deletion(by=by, of="both")
@@ -188,12 +190,12 @@ def test_explained_scores_are_those_of_the_response(
 
 def test_texts_that_variants_share_run_once(models: dict[str, vitrine.SyncModel]) -> None:
     model = models["cosine"]
-    # The query, the document, "", "cat cat" and "cat", with two special tokens each.
+    # The query, "", "cat cat" and "cat", with two special tokens each.
     result = model.score("dog", "cat cat cat", explain=vitrine.Deletion())
-    assert result.explanation_tokens == 3 + 5 + 2 + 4 + 3
-    # The query, "", "cat", "dog", and the document once for all of them.
+    assert result.explanation_tokens == 3 + 2 + 4 + 3
+    # "", "cat", "dog", and the document once for all of them.
     result = model.score("dog cat", "rain", explain=vitrine.Deletion(of="query"))
-    assert result.explanation_tokens == 4 + 2 + 3 + 3 + 3
+    assert result.explanation_tokens == 2 + 3 + 3 + 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -209,29 +211,37 @@ def test_texts_without_units_have_no_effects(
     assert len(result.deletions[1].texts[0].units) == 2
     result = models[kind].score("w5", "", explain=deletion)
     (alone,) = result.deletions[0].texts
-    assert (result.explanation_tokens, list(alone.units)) == (sum(result.tokens), [])
+    assert (result.explanation_tokens, list(alone.units)) == (0, [])
     assert alone.whole == alone.empty == pytest.approx(effects.empty, abs=5e-5)
 
 
-def test_texts_and_variants_run_together_with_the_priority_of_bulk_requests(
-    models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ran: list[tuple[CallOptions, scoring.FurtherInputs]] = []
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[CallOptions]:
+    """The options of each run of pairs."""
+    runs: list[CallOptions] = []
 
     async def record(*arguments: object) -> vitrine.PairScores:
-        ran.append(cast(tuple[CallOptions, scoring.FurtherInputs], arguments[-2:]))
-        return await scoring.score(*arguments)  # type: ignore[arg-type]
+        runs.append(next(each for each in arguments if isinstance(each, CallOptions)))
+        return await score_pairs(*arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("service.inference.model.explanations.score", record)
-    # A variant of a text that just fits can have more tokens, and "error" would refuse it.
-    overflows: list[tuple[OnOverflow, OnOverflow]]
-    overflows = [("error", "truncate"), ("truncate_left", "truncate_left")]
-    for own, of_variants in overflows:
-        ran.clear()
-        models["reranker"].score("a", "b c", explain=vitrine.Deletion(), on_overflow=own)
-        ((options, further),) = ran
-        assert (options.priority, options.on_overflow) == ("bulk", own)
-        assert further.on_overflow == of_variants
+    score_pairs = scoring.score
+    for module in ("scoring", "explanations"):
+        monkeypatch.setattr(f"service.inference.model.{module}.score", record)
+    return runs
+
+
+# A variant of a text that just fits can have more tokens, and "error" would refuse it.
+@pytest.mark.parametrize(
+    ("overflow", "of_variants"), [("error", "truncate"), ("truncate_left", "truncate_left")]
+)
+def test_variants_run_after_the_texts_and_are_truncated_if_too_long(
+    models: dict[str, vitrine.SyncModel],
+    runs: list[CallOptions],
+    overflow: OnOverflow,
+    of_variants: OnOverflow,
+) -> None:
+    models["reranker"].score("a", "b c", explain=vitrine.Deletion(), on_overflow=overflow)
+    assert [options.on_overflow for options in runs] == [overflow, of_variants]
 
 
 @pytest.mark.parametrize(
@@ -242,23 +252,16 @@ def test_texts_and_variants_run_together_with_the_priority_of_bulk_requests(
         ("bulk", "interactive", "bulk"),
     ],
 )
-def test_explanations_have_their_own_priority_within_that_of_the_call(
+def test_variants_have_their_own_priority_within_that_of_the_call(
     models: dict[str, vitrine.SyncModel],
-    monkeypatch: pytest.MonkeyPatch,
+    runs: list[CallOptions],
     priority: Priority,
     of_call: Priority,
     expected: Priority,
 ) -> None:
-    ran: list[CallOptions] = []
-
-    async def record(*arguments: object) -> vitrine.PairScores:
-        ran.append(cast(CallOptions, arguments[-2]))
-        return await scoring.score(*arguments)  # type: ignore[arg-type]
-
-    monkeypatch.setattr("service.inference.model.explanations.score", record)
     deletion = vitrine.Deletion(by="words", priority=priority)
     models["cosine"].score("a", "b c", explain=deletion, priority=of_call)
-    assert [options.priority for options in ran] == [expected]
+    assert [options.priority for options in runs] == [of_call, expected]
 
 
 def test_errors_name_the_text_of_the_caller_or_none(
@@ -274,16 +277,34 @@ def test_errors_name_the_text_of_the_caller_or_none(
         model.score("a", ["w5 " * 300], explain=deletion, on_overflow="error")
     assert raised.value.pointer == "/documents/0"
 
-    # The rows: query, both documents, then variants.
-    for row, pointer in ((0, "/queries"), (2, "/documents/1"), (3, "/explain")):
+    run = LoadedModel.encode_rows
+    # The rows of the first run: the query and both documents.
+    for failing, row, pointer in (
+        (1, 0, "/queries"),
+        (1, 2, "/documents/1"),
+        (2, 0, "/explain"),
+        (2, 3, "/explain"),
+    ):
+        number = 0
 
-        async def fail(*_: object, row: int = row, **__: object) -> None:
-            raise vitrine.InferenceFailed("the engine failed on this input", index=row)
+        async def fail(
+            *arguments: Any,  # noqa: ANN401
+            failing: int = failing,
+            row: int = row,
+        ) -> Any:  # noqa: ANN401
+            nonlocal number
+            number += 1
+            if number == failing:
+                raise vitrine.InferenceFailed("the engine failed on this input", index=row)
+            return await run(*arguments)
 
         monkeypatch.setattr(LoadedModel, "encode_rows", fail)
         with pytest.raises(vitrine.InferenceFailed) as failed:
             model.score("a", ["b c", "d"], explain=deletion)
-        assert failed.value.pointer == pointer
+        assert (failed.value.index, failed.value.pointer) == (
+            1 if pointer == "/documents/1" else None,
+            pointer,
+        )
 
 
 def test_deadlines_end_explanations(models: dict[str, vitrine.SyncModel]) -> None:
@@ -295,10 +316,10 @@ def test_variants_for_which_the_tokens_do_not_suffice_have_no_number(
     models: dict[str, vitrine.SyncModel],
 ) -> None:
     model = models["cosine"]
-    # Query, document, empty text, three texts of two words, three of one; two special tokens each.
+    # Query, empty text, three texts of two words, three of one; two special tokens each.
     text = "cat dog mat"
     tokens = model.score("cat", text, explain=vitrine.Deletion(by="words")).explanation_tokens
-    assert tokens == 3 + 5 + 2 + 3 * 4 + 3 * 3
+    assert tokens == 3 + 2 + 3 * 4 + 3 * 3
     text = " ".join(f"w{index}" for index in range(5, 25))
     found = []
     for max_tokens in (1200, 700, 400):
@@ -360,12 +381,16 @@ def test_planning_ends_at_the_deadline() -> None:
     planner = DeletionPlanner(
         model=cast(LoadedModel, None),
         inputs=[("a", "b")],
+        results=np.zeros((1, 2, 1)),
+        lengths=[6],
+        truncated=[False],
+        order=[0],
         deletion=vitrine.Deletion(),
         limits=(None, None),
         options=CallOptions(deadline=Deadline(1.0, -1.0)),
     )
     with pytest.raises(TimeoutError):
-        planner.first([False])
+        planner.first()
 
 
 def test_explanations_need_a_deletion_or_a_bool_and_no_chunks(
@@ -428,3 +453,79 @@ def test_a_text_that_fits_is_explained_with_on_overflow_error(
     deletion = vitrine.Deletion(by="auto", max_tokens=20_000)
     result = models["cosine"].score("w7", text, explain=deletion, on_overflow="error")
     assert result.deletions[0].texts[0].words
+
+
+@pytest.mark.parametrize("kind", ["cosine", "reranker"])
+@pytest.mark.parametrize("are_known", [True, False])
+def test_a_cut_text_runs_once_if_the_part_that_is_read_has_its_tokens(
+    models: dict[str, vitrine.SyncModel],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    are_known: bool,
+) -> None:
+    if not are_known:
+        monkeypatch.setattr(VariantTexts, "have_same_rows", lambda *_: False)
+    ran: list[Sequence[vitrine.Row]] = []
+    run = LoadedModel.encode_rows
+
+    async def recorded(model: LoadedModel, rows: Sequence[vitrine.Row], *rest: Any) -> Any:  # noqa: ANN401
+        ran.append(rows)
+        return await run(model, rows, *rest)
+
+    monkeypatch.setattr(LoadedModel, "encode_rows", recorded)
+    document = " ".join(f"It is w{index} cat w{index + 1}." for index in range(5, 60)) * 2
+    tokens = models[kind].score("w7", document).tokens[0]
+    deletion = vitrine.Deletion(by="sentences", max_tokens=3 * tokens)
+    ran.clear()
+    result = models[kind].score("w7", document, explain=deletion)
+    assert result.truncated == [True]
+    assert result.explanation_tokens == sum(len(row.ids) for rows in ran[1:] for row in rows)
+    longest = max(ran[0], key=lambda row: len(row.ids))
+    assert (longest.ids in [row.ids for rows in ran[1:] for row in rows]) is not are_known
+    (text,) = result.deletions[0].texts
+    part = document[slice(*text.read)]
+    assert text.whole == pytest.approx(score(models[kind], "w7", part), abs=1e-5)
+    assert (text.whole == result.scores[0]) or not are_known
+
+
+def test_inputs_of_the_same_tokens_are_told_from_others(
+    models: dict[str, vitrine.SyncModel],
+) -> None:
+    for kind in ("cosine", "reranker"):
+        texts = VariantTexts(models[kind].model, (None, None), CallOptions())
+        long = ("cat", "w5 w6 " * 200)
+        assert texts.have_same_rows(long, ("cat", "w5 w6 " * 190))
+        assert not texts.have_same_rows(long, ("w7", "w5 w6 " * 190))
+        assert not texts.have_same_rows(("cat", "w5"), ("cat", "w6"))
+
+
+@settings(max_examples=5)
+@given(
+    sentences=st.lists(
+        st.lists(st.sampled_from(WORDS), min_size=1, max_size=60).map(" ".join), min_size=2
+    )
+)
+def test_chunks_are_those_of_encode_chunks_and_each_number_is_the_difference_of_two_scores(
+    models: dict[str, vitrine.SyncModel], sentences: list[str]
+) -> None:
+    model, document = models["cosine"], ". ".join(sentences)
+    result = model.score("w7", document, explain=vitrine.Deletion(by="chunks"))
+    (text,) = result.deletions[0].texts
+    assert text.by == "chunks"
+    part = document[slice(*text.read)]
+    chunking = vitrine.Chunking(strategy="sentences", size=64)
+    (chunks,) = model.encode_chunks(part, chunking).chunks
+    spans = [(chunk.start, chunk.end) for chunk in chunks]
+    assert [(unit.start, unit.end) for unit in text.units] == spans
+    whole, empty = score(model, "w7", part), score(model, "w7", "")
+    for unit in text.units:
+        without_it = score(model, "w7", left(part, unit.start, unit.end))
+        assert unit.left_out == pytest.approx(whole - without_it, abs=1e-5)
+        alone = score(model, "w7", part[unit.start : unit.end])
+        assert unit.alone == pytest.approx(alone - empty, abs=1e-5)
+
+
+def test_text_of_white_space_has_no_chunks(models: dict[str, vitrine.SyncModel]) -> None:
+    deletion = vitrine.Deletion(by="chunks")
+    result = models["cosine"].score("w5", ["", " \n\u00a0", "w6"], explain=deletion)
+    assert [len(result.deletions[index].texts[0].units) for index in range(3)] == [0, 0, 1]

@@ -1,6 +1,8 @@
 """Explanations of labels by deletion, against results of `classify` for the variants."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 import vitrine
 from models.artifact import Artifact
+from service.inference.batching.batcher import Outcome
+from service.inference.results.loaded_model import LoadedModel
 from tests.service.api.conftest import classifier  # noqa: F401 - a fixture
 from tests.service.inference.model.test_deletions import TEXT, left
 
@@ -27,7 +31,7 @@ def model(classifier: Artifact) -> Iterator[vitrine.SyncModel]:  # noqa: F811 - 
 @given(
     first=TEXT,
     second=st.none() | TEXT,
-    by=st.sampled_from(["words", "sentences"]),
+    by=st.sampled_from(["words", "sentences", "chunks"]),
     column=st.sampled_from([None, 0, 2]),
 )
 def test_each_number_is_the_difference_of_two_results(
@@ -120,3 +124,34 @@ def test_of_many_inputs_to_classify_those_that_fit_are_explained(
     assert 0 < len(result.deletions) < len(inputs)
     assert [*result.deletions] == [*range(len(result.deletions))]
     assert result.explanation_tokens <= 200
+
+
+@pytest.mark.parametrize("count", [1, 40])
+def test_the_explained_label_is_that_of_the_result_even_if_later_results_differ(
+    model: vitrine.SyncModel, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    ran: list[Sequence[vitrine.Row]] = []
+    run = LoadedModel.encode_rows
+
+    async def negated(
+        model: LoadedModel,
+        rows: Sequence[vitrine.Row],
+        *rest: Any,  # noqa: ANN401
+    ) -> Outcome[Any]:
+        ran.append(rows)
+        outcome: Outcome[Any] = await run(model, rows, *rest)
+        sign = 1 if len(ran) == 1 else -1
+        return replace(outcome, results=[(sign * logits,) for (logits,) in outcome.results])
+
+    monkeypatch.setattr(LoadedModel, "encode_rows", negated)
+    inputs = [f"w{index} w5 cat" for index in range(6, 6 + count)]
+    result = model.classify(inputs, explain=vitrine.Deletion(by="words", max_tokens=2000))
+    assert result.deletions
+    for index, explanation in result.deletions.items():
+        column = result.best_labels(1)[index][0]
+        assert explanation.label == result.labels[column]
+        assert explanation.texts[0].whole == result.scores[index, column]
+        assert explanation.raw_texts[0].whole == result.logits[index, column]
+    # No input runs again.
+    own = {tuple(row.ids) for row in result.rows}
+    assert own.isdisjoint(tuple(row.ids) for rows in ran[1:] for row in rows)

@@ -107,6 +107,13 @@ def test_values_of_labels_and_of_both_texts(
     deletion = vitrine.Deletion(method="shapley", of="both", by="sentences")
     ranked = models["reranker"].rerank(QUERY, ["w9", "It. A."], explain=deletion)
     assert [len(values.texts) for values in ranked.shapley_values.values()] == [2, 2]
+    document = " ".join(f"It is w{index}." for index in range(5, 45))
+    chunks = vitrine.Deletion(method="shapley", by="chunks")
+    (text,) = models["cosine"].score(QUERY, document, explain=chunks).shapley_values[0].texts
+    assert (text.by, len(text.units)) == ("chunks", 4)
+    assert sum(unit.value for unit in text.units) == pytest.approx(
+        text.whole - text.empty, abs=1e-6
+    )
 
 
 def test_too_few_samples_are_refused(
@@ -119,27 +126,52 @@ def test_too_few_samples_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("kind", "texts"),
+    "document",
     [
         # A run of more than 100 characters is one token, so that the tokens are few.
-        pytest.param("cosine", ("a", [("a" * 200 + "!") * 200]), id="long words"),
-        pytest.param(
-            "reranker",
-            ("w5 " * 12, [f"w5 w6 w7 w8 w{at}" for at in range(9, 109)]),
-            id="many texts",
-        ),
+        pytest.param(("a" * 200 + "!") * 200, id="long words"),
+        pytest.param("w5 " * 200, id="many words"),
     ],
 )
 def test_too_many_texts_are_refused_before_they_are_made(
     models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
     monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    texts: tuple[str, list[str]],
+    document: str,
 ) -> None:
     def make(*_: object) -> str:
         pytest.fail("variants were made")
 
-    monkeypatch.setattr("service.inference.model.deletion_planner.with_units", make)
+    for name in ("with_units", "subsets_of"):
+        monkeypatch.setattr(f"service.inference.model.deletion_planner.{name}", make)
     deletion = vitrine.Deletion(method="shapley")
-    with pytest.raises(vitrine.InvalidInput, match="takes more than 20000 tokens"):
-        models[kind].score(*texts, explain=deletion)
+    with pytest.raises(vitrine.InvalidInput, match="takes more than 20000 tokens") as raised:
+        models["cosine"].score("a", document, explain=deletion)
+    assert (raised.value.code, raised.value.pointer) == ("too_many_tokens", "/explain")
+
+
+@pytest.mark.parametrize("max_tokens", [None, 3000])
+def test_of_many_pairs_the_first_have_values_as_far_as_the_tokens_suffice(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    max_tokens: int | None,
+) -> None:
+    documents = [f"w5 w6 w7 w8 w{at}" for at in range(9, 109)]
+    deletion = vitrine.Deletion(method="shapley", max_tokens=max_tokens)
+    result = models["reranker"].score("w5 " * 12, documents, explain=deletion)
+    count = len(result.shapley_values)
+    assert 0 < count < len(documents)
+    assert [*result.shapley_values] == [*range(count)]
+    limit = max_tokens or 20_000
+    assert 0.4 * limit < result.explanation_tokens <= limit
+
+
+def test_of_many_inputs_to_classify_those_that_fit_have_values(
+    label_model: vitrine.SyncModel,
+) -> None:
+    long = " ".join(f"w{index}" for index in range(5, 25))
+    deletion = vitrine.Deletion(method="shapley", max_tokens=500)
+    result = label_model.classify([long, "w5 w6 w7", "w8 cat"], explain=deletion)
+    assert len(result.rows) == 3
+    assert [*result.shapley_values] == [1, 2]
+    assert result.explanation_tokens <= 500
+    with pytest.raises(vitrine.InvalidInput, match="more than 500 tokens"):
+        label_model.classify([long, long], explain=deletion)
