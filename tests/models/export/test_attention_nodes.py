@@ -272,7 +272,8 @@ print(peaks[1] - peaks[0])
     "reach",
     [
         *(Reach(), Reach(3), Reach(causal=True), Reach(alibi=True)),
-        *(Reach(4000), Reach(4000, causal=True), Reach(8000, causal=True)),
+        # The mask in a graph grows with the square of the window: 0.3 GB for 5,400.
+        *(Reach(2700), Reach(2700, causal=True), Reach(5400, causal=True)),
     ],
     ids=str,
 )
@@ -282,9 +283,9 @@ def test_onnxruntime_keeps_no_scores_of_a_long_row(
     folder = tmp_path_factory.mktemp("graph")
     files = [folder / name for name in ("attention.onnx", "short.npz", "long.npz")]
     onnx.save(lowered("onnxruntime", reach), files[0])
-    for file, length in zip(files[1:], (64, 6000), strict=True):
-        np.savez(file, **inputs([length]))
+    for file, length in zip(files[1:], (64, 4000), strict=True):
+        np.savez(file, **inputs([length]))  # type: ignore[arg-type]
     command = [sys.executable, "-c", LONG_ROW, *map(str, files)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    scores_kib = HEADS * 6000**2 * 4 / 1024  # 281,250
+    scores_kib = HEADS * 4000**2 * 4 / 1024  # 125,000
     assert int(output) < scores_kib / 10
