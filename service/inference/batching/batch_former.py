@@ -25,8 +25,8 @@ batch at a time, and takes its next batch from this queue.
   batch with a long item. With one stream, long items take at most every second turn while shorter
   items of their priority are queued, so that a batch of shorter items waits for at most one long
   batch.
-- Splitting: a batch is also full once it has `1 / streams` of the running tokens and the queued ones
-  of its priority. Otherwise the first stream would take all items and leave the others idle.
+- Splitting: a batch is also full once it has `1 / streams` of the running tokens and the queued
+  ones of its priority. Otherwise the first stream would take all items and leave the others idle.
 """
 
 import threading
