@@ -1,6 +1,6 @@
 # make serve   install, export the default model if it is missing, serve it on 127.0.0.1:8000 with gradients
-# make check   lint, types, import contracts and the fast tests, in about 2.5 minutes
-# make test    the whole test suite, in about 20 minutes
+# make check   lint, types, import contracts and the fast tests, in about 2 minutes
+# make test    the whole test suite, in about 20 minutes; less while the code of models is the same
 # make lint    ruff, mypy and the import contracts
 # make coverage   the whole test suite, with a coverage report
 # make bench      benchmark: this service, infinity and running peers, over HTTP (20 minutes; needs wrk)
@@ -59,7 +59,7 @@ serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
 
 # The tests of a file share models and services, so they run in one process, as do those of some folders
 # (tests/conftest.py). Four processes keep two cores busy: tests often wait for other processes.
-# Compiled files are kept: without them, each process takes 20 s and not 12 s to collect.
+# Compiled files are kept: without them, each process takes 20 s and not 10 s to collect.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest --dist=loadfile --no-loadscope-reorder
 test: $(VENV)/dev.done $(PEERS)/clients.done
 	$(PYTEST) --numprocesses=4 $(PYTEST_ARGS)

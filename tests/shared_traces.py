@@ -1,11 +1,14 @@
-"""Traces of networks, each made once per test run.
+"""Traces of networks, each made once until the code of `models` changes.
 
 Tracing takes most of the time of an export, and many tests export equal networks.
 """
 
 import hashlib
 import json
+import os
 import re
+import shutil
+from importlib.metadata import version
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 
@@ -17,6 +20,32 @@ from filelock import FileLock
 from models.export.onnx_graph import trace
 from models.network.sentence_encoder import SentenceEncoder
 
+ROOT = Path(__file__).parents[1]
+# Versions of the code whose traces are kept: that of now, and the one before. Those of all tests
+# take half a gigabyte.
+_KEPT = 2
+
+
+def folder_of_traces(root: Path = ROOT) -> Path:
+    """Return the folder of the traces by the code of `models` and the installed exporter.
+
+    Folders of older code are deleted.
+    """
+    digest = hashlib.sha256()
+    for package in ("onnx-ir", "onnxscript", "torch"):
+        digest.update(version(package).encode())
+    for file in sorted((root / "models").rglob("*.py")):
+        digest.update(f"{file.relative_to(root)} {file.stat().st_size}".encode())
+        digest.update(file.read_bytes())
+    folder = root / "build" / "traces" / digest.hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(root / "build" / "traces.lock"):
+        os.utime(folder)
+        by_age = sorted(folder.parent.iterdir(), key=lambda each: each.stat().st_mtime)
+        for old in by_age[:-_KEPT]:
+            shutil.rmtree(old)
+    return folder
+
 
 def trace_once(model: SentenceEncoder, target: str, folder: Path) -> ir.Model:
     """Return what `models.export.onnx_graph.trace` returns, or has returned for an equal network.
@@ -24,12 +53,14 @@ def trace_once(model: SentenceEncoder, target: str, folder: Path) -> ir.Model:
     Args:
         model: Model in evaluation mode.
         target: Target hardware.
-        folder: Folder of the traces, which all processes of the test run share.
+        folder: Folder of the traces, which all processes of test runs share.
     """
     file = folder / f"{_key(model, target)}.onnx"
     with FileLock(f"{file}.lock"):
         if not file.exists():
-            file.write_bytes(ir.to_proto(trace(model, target)).SerializeToString())
+            partial = file.with_suffix(".partial")  # a killed run leaves no damaged trace
+            partial.write_bytes(ir.to_proto(trace(model, target)).SerializeToString())
+            partial.rename(file)
     return ir.from_proto(onnx.load(file))
 
 

@@ -116,10 +116,16 @@ def numpy(
     [*(("layer norm", width) for width in WIDTHS), *(("RMS norm", width) for width in WIDTHS[::3])],
 )
 def test_error_is_within_four_ulps_and_one_rounding(
-    norm: str, run: Callable[..., Results], width: int, dtype: torch.dtype
+    norm: str,
+    run: Callable[..., Results],
+    width: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     centred = norm == "layer norm"
-
+    is_interpreted = run is triton and not torch.cuda.is_available()
+    if is_interpreted and width > 4096:  # a thousand programs, which are interpreted in turn
+        monkeypatch.setattr(triton_kernels, "REDUCED_COLUMNS", 512)
     generator = torch.Generator().manual_seed(width)
 
     def randn(*shape: int) -> Tensor:
@@ -134,7 +140,7 @@ def test_error_is_within_four_ulps_and_one_rounding(
     actual = Results(*(t.double() for t in run(whole, residual, w, b, dy, dsum, centred)))
 
     expected_total = (whole + residual).double()
-    if run is triton and dtype == torch.bfloat16 and not torch.cuda.is_available():
+    if is_interpreted and dtype == torch.bfloat16:
         # The interpreter truncates to bfloat16, where a GPU rounds.
         assert ((actual.total - expected_total).abs() <= 2**-7 * expected_total.abs()).all()
     else:

@@ -250,14 +250,15 @@ def test_operator_is_registered_correctly() -> None:
     assert torch.autograd.gradcheck(lambda q, k, v: module(q, k, v, *layout), (q, k, v))
 
 
+# Arguments: the graph, and files with the inputs of a short and a long row. The peak of a process
+# never falls, so each graph has a process of its own.
 LONG_ROW = """
 import resource, sys
-import onnxruntime
-from tests.models.export.test_attention_nodes import inputs
+import numpy, onnxruntime
 session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
 peaks = []
-for length in (64, 6000):
-    session.run(None, inputs([length]))
+for file in sys.argv[2:]:
+    session.run(None, dict(numpy.load(file)))
     peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 print(peaks[1] - peaks[0])
 """
@@ -271,16 +272,20 @@ print(peaks[1] - peaks[0])
     "reach",
     [
         *(Reach(), Reach(3), Reach(causal=True), Reach(alibi=True)),
-        *(Reach(4000), Reach(4000, causal=True), Reach(8000, causal=True)),
+        # The mask in a graph grows with the square of the window: 0.3 GB for 5,400.
+        *(Reach(2700), Reach(2700, causal=True), Reach(5400, causal=True)),
     ],
     ids=str,
 )
 def test_onnxruntime_keeps_no_scores_of_a_long_row(
     reach: Reach, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    file = tmp_path_factory.mktemp("graph") / "attention.onnx"
-    onnx.save(lowered("onnxruntime", reach), file)
-    command = [sys.executable, "-c", LONG_ROW, str(file)]
+    folder = tmp_path_factory.mktemp("graph")
+    files = [folder / name for name in ("attention.onnx", "short.npz", "long.npz")]
+    onnx.save(lowered("onnxruntime", reach), files[0])
+    for file, length in zip(files[1:], (64, 4000), strict=True):
+        np.savez(file, **inputs([length]))  # type: ignore[arg-type]
+    command = [sys.executable, "-c", LONG_ROW, *map(str, files)]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    scores_kib = HEADS * 6000**2 * 4 / 1024  # 281,250
+    scores_kib = HEADS * 4000**2 * 4 / 1024  # 125,000
     assert int(output) < scores_kib / 10

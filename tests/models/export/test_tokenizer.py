@@ -201,7 +201,11 @@ def assert_equal(
 )
 @pytest.mark.parametrize("family", ["bert", "nomic_bert", "modernbert"])
 def test_tokenizer_ids_equal_transformers(
-    minilm_folder: Path, tmp_path: Path, changes: dict[str, object], family: str
+    minilm_folder: Path,
+    sentence_config: SentenceConfig,
+    tmp_path: Path,
+    changes: dict[str, object],
+    family: str,
 ) -> None:
     (tmp_path / "tokenizer.json").write_bytes((minilm_folder / "tokenizer.json").read_bytes())
     write_json(
@@ -210,8 +214,8 @@ def test_tokenizer_ids_equal_transformers(
         | {"pad_token": "[PAD]", "mask_token": "[MASK]", **changes},
     )
     write_json(tmp_path / "config.json", {"model_type": family})
-    sentence_config = replace(load(minilm_folder)[1], family=family)
-    tokenizer = read_tokenizer(ModelFolder(tmp_path), sentence_config, 30522)
+    own = replace(sentence_config, family=family)
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), own, 30522)
     reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
     for text in (*TEXTS, *SENTENCES):
         assert tokenizer.encode(text).ids == reference(text)["input_ids"], text
@@ -289,6 +293,7 @@ def test_token_of_a_class_without_an_embedding_is_left_out(
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
 
 
+@pytest.mark.slow  # exports a model
 def test_settings_in_all_files_reach_the_artifact(tmp_path: Path) -> None:
     """The side of truncation is in tokenizer.json, as other libraries write it."""
     folder = tmp_path / "tiny"

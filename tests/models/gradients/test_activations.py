@@ -200,7 +200,13 @@ def test_patch_of_all_tokens_of_any_layer_gives_the_value_of_the_source(
         assert at_tap.effect == pytest.approx(1, rel=1e-9)
 
 
-@pytest.mark.parametrize("changes", [{}, {"norm_first": True}, LLAMA, DEBERTA])
+OTHER_LAYERS = [
+    pytest.param(changes, marks=pytest.mark.slow)
+    for changes in ({"norm_first": True}, LLAMA, DEBERTA)
+]
+
+
+@pytest.mark.parametrize("changes", [{}, *OTHER_LAYERS])
 def test_patches_of_each_position_equal_patches_of_one(
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,12 +165,11 @@ def test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transfo
         assert np.abs(result.scores[TEXTS[text]]).min() > 1e-6
         return result.scores
 
-    # A path from zeros is steep near them: 2,000 steps leave an error below 1e-4.
     integrated = IntegratedGradients(forward).attribute(
-        words, reference, n_steps=2000, method="gausslegendre", internal_batch_size=500
+        words, reference, n_steps=200, method="gausslegendre"
     )
     expected = integrated[0].detach().sum(-1)
-    np.testing.assert_allclose(scores("integrated_gradients"), expected, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(scores("integrated_gradients"), expected, rtol=1e-5, atol=1e-7)
     mask = torch.arange(len(PAIR.ids))[None, :, None]  # a token is occluded as a whole
     occluded = FeatureAblation(forward).attribute(words, reference, feature_mask=mask)
     np.testing.assert_allclose(scores("occlusion"), occluded[0, :, 0], atol=1e-9)

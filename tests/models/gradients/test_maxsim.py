@@ -118,7 +118,7 @@ def test_rows_have_added_and_skipped_tokens(oracle: MultiVectorEncoder) -> None:
     assert document.vector_positions == [0, 1, 2, 4, 5, 6, 7]
 
 
-@pytest.mark.parametrize("has_versus", [False, True])
+@pytest.mark.parametrize("has_versus", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_attribution_of_maxsim_equals_captum_on_the_modules_of_sentence_transformers(
     oracle: MultiVectorEncoder, model: ReferenceModel, has_versus: bool
 ) -> None:

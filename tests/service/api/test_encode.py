@@ -255,6 +255,7 @@ def test_info_describes_the_served_model(minilm_client: TestClient, artifact: Ar
     assert info["limits"]["max_tokens"] == 256
 
 
+@pytest.mark.slow  # exports a model and calibrates it
 @pytest.mark.skipif(
     ENGINES["openvino"].unusable("int8") is not None, reason="int8 is not usable on this CPU"
 )
