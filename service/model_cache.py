@@ -10,6 +10,7 @@ renamed when complete. The child inherits the lock, which so outlives a killed p
 """
 
 import fcntl
+import functools
 import hashlib
 import json
 import logging
@@ -35,6 +36,8 @@ log = logging.getLogger("vitrine")
 
 # Start of the line with which the command says why it fails.
 _FAILURE = "vitrine-export: "
+# Start of the name of an artifact while another one takes its place.
+_OLD = ".old-"
 
 
 def with_artifacts(settings: Settings, *, refresh: bool = False) -> Settings:
@@ -49,13 +52,17 @@ def with_artifacts(settings: Settings, *, refresh: bool = False) -> Settings:
         OSError: A file of a model, or of the cache, cannot be read.
     """
     models, model, engine = settings.models, settings.model, settings.engine
-    cache = models.cache or _default_cache()
+
+    @functools.cache  # a model that is served twice is exported once
+    def exported(name: str, options: Sequence[str]) -> Path:
+        return _entry(name, options, models.cache or _default_cache()).artifact(refresh=refresh)
 
     def artifact(name: Path, precision: Precision) -> Path:
-        if (name / MANIFEST).is_file():
-            return name
-        options = _export_options(engine.name, precision)
-        return _entry(str(name), options, cache).artifact(refresh=refresh)
+        if not (name / MANIFEST).is_file():
+            return exported(str(name), _export_options(engine.name, precision))
+        if refresh:
+            log.warning("%s is an artifact, which --refresh does not export again", name)
+        return name
 
     if models.folder is not None:  # has artifacts only
         return settings
@@ -79,7 +86,13 @@ def with_artifacts(settings: Settings, *, refresh: bool = False) -> Settings:
 def _default_cache() -> Path:
     # Relative values are invalid: https://specifications.freedesktop.org/basedir-spec
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (home if home.is_absolute() else Path.home() / ".cache") / "vitrine"
+    try:
+        return (home if home.is_absolute() else Path.home() / ".cache") / "vitrine"
+    except RuntimeError as error:
+        raise ArtifactError(
+            "this user has no home directory for a cache of exported models: set "
+            "VITRINE_MODELS__CACHE to a folder"
+        ) from error
 
 
 def _export_options(engine: str, precision: Precision) -> tuple[str, ...]:
@@ -155,9 +168,13 @@ class _Entry:
     def _export(self, revision: str | None, lock: BinaryIO) -> Path:
         """Export the model, while the lock is held."""
         for left in self.folder.glob(".*"):  # by a killed export
-            shutil.rmtree(left, ignore_errors=True)
+            replaced = self.folder / left.name.removeprefix(_OLD)
+            if left.name.startswith(_OLD) and not replaced.exists():
+                left.rename(replaced)
+            else:
+                shutil.rmtree(left, ignore_errors=True)
         log.info("exporting %s, once, to %s", self.model, self.folder)
-        new, old = self.folder / ".new", self.folder / ".old"
+        new = self.folder / ".new"
         options = (*self.options, *(("--revision", revision) if revision else ()))
         try:
             _run([*options, "--out", str(new), "--", self.model], lock)
@@ -167,6 +184,7 @@ class _Entry:
             raise ArtifactError(f"{self.model}{place} cannot be exported: {error}") from error
         commit = Artifact.load(new).manifest.revision
         path = self._path(self.content or str(commit))
+        old = path.with_name(_OLD + path.name)
         if path.exists():
             path.rename(old)
         new.rename(path)
@@ -185,14 +203,17 @@ def _entry(name: str, options: Sequence[str], cache: Path) -> _Entry:
     Raises:
         ArtifactError: The folder does not exist or has no checkpoint that could be exported.
     """
+    model, _, revision = name.partition("@")
     try:
         source = resolve_locally(name)
+        if source is None and revision and (source := resolve_locally(model)) is not None:
+            kind = source.source.partition(" ")[0]
+            raise SourceError(f"a revision is for hub models; {model} is a {kind}")
     except SourceError as error:
         raise ArtifactError(str(error)) from error
     if source is not None:
         folder = cache / _file_name(source.name)
         return _Entry(name, None, content_sha256(source.folder), options, folder)
-    model, _, revision = name.partition("@")
     return _Entry(model, revision or "main", None, options, cache / _file_name(model))
 
 

@@ -91,7 +91,10 @@ class ServerSettings(_Group):
 def _absolute_if_local(name: object) -> object:
     """Return the path of a folder as absolute, so that none is mistaken for a hub id."""
     if isinstance(name, str) and name.startswith((".", "~")):
-        return Path(name).expanduser().absolute()
+        try:
+            return Path(name).expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"the home directory of {name} is unknown") from error
     return name
 
 
@@ -105,7 +108,7 @@ class ModelSettings(_Group):
     path: ModelName = Field(
         Path("artifacts/all-MiniLM-L6-v2"),
         description="Artifact, model folder, installed package, or hub id such as `org/name` or "
-        "`org/name@revision`; all but an artifact are exported, once",
+        "`org/name@revision`; `vitrine serve` exports all but an artifact, once",
     )
     name: str | None = Field(
         None,

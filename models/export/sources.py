@@ -60,13 +60,13 @@ _FILES = ["*.json", "*.safetensors", "*_linear.pt"]
 # Weights that an export does not read, and what to do instead.
 _ORIGINAL = "name the model that they were converted from: a folder or a hub id with safetensors"
 _OTHER_WEIGHTS = {
-    "*.gguf": ("GGUF", _ORIGINAL),
-    "*.onnx": ("ONNX", _ORIGINAL),
-    "*.bin": (
+    "pytorch_model*.bin": (
         "pickles",
         "loading a pickle can run code. Convert them to safetensors with "
         "model.save_pretrained(folder)",
     ),
+    "*.gguf": ("GGUF", _ORIGINAL),
+    "*.onnx": ("ONNX", _ORIGINAL),
 }
 
 
@@ -134,7 +134,9 @@ def _check_files(folder: Path) -> None:
     if not has("*.safetensors"):
         for pattern, (format_name, remedy) in _OTHER_WEIGHTS.items():
             if has(pattern):
-                raise SourceError(f"{folder} has weights as {format_name} only; {remedy}")
+                raise SourceError(
+                    f"{folder} has weights as {format_name}, and no safetensors; {remedy}"
+                )
     if not has("config.json") and not has("adapter_config.json"):
         raise SourceError(
             f"{folder} is no model folder: it has no config.json; save a model there with "

@@ -121,6 +121,17 @@ def test_refresh_exports_again(folder: Path, cache: Path, exports: list[Sequence
     assert sorted(file.name for file in path.parent.iterdir()) == [path.name, "lock"]
 
 
+def test_artifact_of_an_interrupted_refresh_is_back_after_the_next_export(
+    folder: Path, cache: Path, exports: list[Sequence[str]]
+) -> None:
+    path = find(folder, cache)
+    path.rename(path.with_name(f".old-{path.name}"))  # as if killed before the second rename
+    other = find(folder, cache, precision="int8")
+    assert {path, other} == {file for file in path.parent.iterdir() if file.is_dir()}
+    assert find(folder, cache) == path
+    assert len(exports) == 2
+
+
 def test_hub_id_is_exported_once_and_then_needs_no_hub(
     folder: Path, cache: Path, hub: Hub, exports: list[Sequence[str]], tmp_path: Path
 ) -> None:
@@ -160,11 +171,13 @@ def test_new_version_of_the_export_keeps_the_commit_of_a_hub_id(
 def test_several_models_have_the_same_names(
     folder: Path, small_artifact: Artifact, cache: Path, exports: list[Sequence[str]]
 ) -> None:
-    served = (ServedModel(path=folder, name="a"), ServedModel(path=small_artifact.path, name="b"))
+    paths = {"a": folder, "b": small_artifact.path, "c": folder}
+    served = tuple(ServedModel(path=path, name=name) for name, path in paths.items())
     settings = Settings(models=ModelsSettings(cache=cache, served=served))
-    first, second = with_artifacts(settings).model_specs()
-    assert (first.path, second.path) == (find(folder, cache), small_artifact.path)
-    assert (first.options.name, second.options.name) == ("a", "b")
+    specs = with_artifacts(settings, refresh=True).model_specs()
+    exported = find(folder, cache)
+    assert [spec.path for spec in specs] == [exported, small_artifact.path, exported]
+    assert [spec.options.name for spec in specs] == ["a", "b", "c"]
     assert len(exports) == 1
 
 
@@ -196,6 +209,37 @@ def test_default_cache_is_that_of_xdg(
     assert str(model_cache._default_cache()) == (expected or "/home/me/.cache/vitrine")
 
 
+def test_user_without_a_home_directory_needs_the_setting(
+    folder: Path, small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    for path in (small_artifact.path, folder):
+        settings = Settings(model=ModelSettings(path=path))
+        if path == folder:
+            with pytest.raises(ArtifactError, match="set VITRINE_MODELS__CACHE to a folder"):
+                with_artifacts(settings)
+        else:
+            assert with_artifacts(settings).model.path == path
+
+
+def test_unknown_home_directory_is_named() -> None:
+    with pytest.raises(ValueError, match="the home directory of ~nobody-here/model is unknown"):
+        ModelSettings.model_validate({"path": "~nobody-here/model"})
+
+
+def test_revision_of_a_local_model_is_refused(
+    folder: Path, cache: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder.parent)
+    with pytest.raises(ArtifactError, match=r"^a revision is for hub models; tiny is a folder$"):
+        find("tiny@v1", cache)
+    assert hub.requests == []
+
+
 def test_command_takes_a_name_and_refresh(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -211,14 +255,14 @@ def test_command_takes_a_name_and_refresh(
 # Files of a folder that can be no checkpoint, and the sentence about it.
 NO_CHECKPOINTS = {
     "empty": ((), "has no config.json; save a model there with model.save_pretrained(folder)"),
-    "gguf": (("model-q4.gguf",), "weights as GGUF only; name the model that they were converted"),
+    "gguf": (("model-q4.gguf",), "weights as GGUF, and no safetensors; name the model that"),
     "onnx": (
         ("config.json", "onnx/model.onnx"),
-        "weights as ONNX only; name the model that they were converted",
+        "weights as ONNX, and no safetensors; name the model that they were converted",
     ),
     "pickle": (
-        ("config.json", "pytorch_model.bin"),
-        "weights as pickles only; loading a pickle can run code. Convert them to safetensors",
+        ("config.json", "pytorch_model.bin", "onnx/model.onnx"),
+        "weights as pickles, and no safetensors; loading a pickle can run code. Convert them to",
     ),
 }
 
