@@ -26,7 +26,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 @pytest.fixture
 def plain_page(browser: Browser, plain_url: str) -> Browser:
-    return open_page(browser, f"{plain_url}/debug?model=embedding", has_gradients=False)
+    return open_page(
+        browser, f"{plain_url}/debug?model=embedding#tab=explain&run=1", has_gradients=False
+    )
 
 
 def value_of(page: Browser, module: str, expression: str, *values: object) -> str:
@@ -218,7 +220,9 @@ def test_words_are_not_clipped_on_a_narrow_screen(browser: Browser, plain_url: s
     with shown_on(browser, "phone"):
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         page = open_page(
-            browser, f"{plain_url}/debug?model=embedding#b={'longword' * 12}", has_gradients=False
+            browser,
+            f"{plain_url}/debug?model=embedding#tab=explain&run=1&b={'longword' * 12}",
+            has_gradients=False,
         )
         until(lambda: texts(page, "#explain .chip"))
         outside = page.execute_script(
