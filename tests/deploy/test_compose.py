@@ -335,8 +335,9 @@ def test_encoded_paths_do_not_bypass_the_rules_of_the_gateway(deployment: Deploy
 
     for path in ("/metrics", "/%6Detrics", "/%6d%65trics", "/metrics?a", "http://x/%6Detrics"):
         assert get(path, KEYS["metrics"]) == 403, path
-    for path in ("//metrics", "/./metrics", "/metrics/", "/%256Detrics", "/metrics%00"):
+    for path in ("//metrics", "/./metrics", "/metrics/", "/%256Detrics"):
         assert get(path, KEYS["metrics"]) in (403, 404), path
+    assert get("/metrics%00", KEYS["metrics"]) == 400
     deployment.wait_for("debug", 1)
     # The response is that of the debug worker; an encode worker would return 404.
     for path in ("/debug/capabilities", "/%64ebug/capabilities", "/debug%2Fcapabilities"):
