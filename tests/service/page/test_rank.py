@@ -261,6 +261,85 @@ def test_expected_passage_is_compared_with_the_first(browser: Browser, minilm_ur
     assert not texts(page, "#rank .why li")
 
 
+def unit(text: str, content: str, left_out: float | None) -> Json:
+    start = text.index(content)
+    return {"start": start, "end": start + len(content), "left_out": left_out}
+
+
+def side(by: str, units: list[Json], text: str) -> Json:
+    return {"by": by, "units": units, "start": 0, "end": len(text)}
+
+
+def reasons(
+    page: Browser, queries: list[Json], documents: list[Json], *, is_truncated: bool = False
+) -> list[str]:
+    """Return why the second of two passages is not first."""
+    ranking = {
+        "query": "phone support",
+        "passages": [{"text": text, "id": None} for text in PASSAGES[:2]],
+        "order": [0, 1],
+        "scores": [0.5, 0.4],
+        "truncated": [is_truncated] * 2,
+    }
+    explanations = [{"texts": texts} for texts in zip(queries, documents, strict=True)]
+    runs = [{"key": "margin", "result": {"explanations": explanations}}]
+    sentences: list[str] = page.execute_script(
+        "const [ranking, runs] = arguments;"
+        "return import('./debug/assets/rank_expected.js').then(({drawExpected}) => ["
+        "...drawExpected(ranking, 1, runs).querySelectorAll('li')].map((own) => own.textContent))",
+        ranking,
+        runs,
+    )
+    return sentences
+
+
+def query_side(phone: float | None, support: float | None) -> Json:
+    words = [unit("phone support", "phone", phone), unit("phone support", "support", support)]
+    return side("words", words, "phone support")
+
+
+def document_side(index: int, *effects: float | None) -> Json:
+    text = PASSAGES[index]
+    first = text.split(". ")[0] + "."
+    contents = [first, text.removeprefix(first).strip()]
+    units = [unit(text, *pair) for pair in zip(contents, effects, strict=True)]
+    return side("sentences", units, text)
+
+
+def test_unmeasured_word_of_the_query_is_not_called_missing(page: Browser) -> None:
+    documents = [document_side(0, 0.1, 0.0), document_side(1, 0.1, 0.0)]
+    queries = [query_side(0.3, 0.2), query_side(None, 0.2)]
+    *_, step = reasons(page, queries, documents)
+    assert "no measured word of the query is missing" in step
+    *_, step = reasons(page, [queries[0], query_side(0.0, 0.2)], documents)
+    assert "say more about “phone”, from which" in step
+
+
+def test_sentences_about_units_are_about_the_measured_ones(page: Browser) -> None:
+    queries = [query_side(0.3, 0.2)] * 2
+    whole, partial = ([document_side(index, 0.0, last) for index in (0, 1)] for last in (0.0, None))
+    _, first, *_, step = reasons(page, queries, whole)
+    assert first == "No sentence of the first passage raises its score."
+    assert "no sentence lowers its score" in step
+    _, first, *_, step = reasons(page, queries, partial)
+    assert first == "No measured sentence of the first passage raises its score."
+    assert "no measured sentence lowers its score" in step
+    words = [{**own, "by": "words"} for own in whole]
+    assert "no word lowers its score" in reasons(page, queries, words)[-1]
+
+
+def test_predictions_for_truncated_passages_are_about_the_read_part(page: Browser) -> None:
+    queries = [query_side(0.3, 0.2)] * 2
+    documents = [document_side(0, 0.2, 0.0), document_side(1, 0.1, -0.2)]
+    for is_truncated, first, second in (
+        (False, "the first would have 0.3", "it would have 0.6"),
+        (True, "the part that the model reads of the first", "the part that the model reads would"),
+    ):
+        _, sentence, *_, step = reasons(page, queries, documents, is_truncated=is_truncated)
+        assert first in sentence
+        assert second in step
+
+
 def test_part_behind_the_cut_line_is_scored_in_chunks(browser: Browser, minilm_url: str) -> None:
     page = opened(browser, minilm_url, QUERY, "\n\n".join([*PASSAGES, LONG]), expected="4")
     until(lambda: texts(page, "#rank .why li"))
