@@ -1,6 +1,6 @@
 // Many questions at once: metrics of the rankings, and the questions whose first document is not expected.
 
-import { byId, count, element, facts, muted, percent, shown } from "./dom.js";
+import { byId, count, element, facts, muted, percent, problemsOf, shown } from "./dom.js";
 import { hits, judgedRanking, meanNdcg, meanReciprocalRank } from "./metrics.js";
 import { parseQuestions } from "./question_file.js";
 import { scoreBody } from "./questions.js";
@@ -16,7 +16,7 @@ export function evaluationRequests(inputs, model) {
   const { questions, problems } = parseQuestions(inputs["question-list"]);
   if (problems.length) throw new Problem(named(problems), null, "question-list");
   return questions.map((question) => ({
-    question, total: questions.length, isOptional: true, name: `question of line ${question.line}`,
+    question, total: questions.length, isOptional: true, isOneOfMany: true, name: `question of line ${question.line}`,
     path: "score", body: scoreBody(question.query, question.documents, model),
   }));
 }
@@ -41,7 +41,7 @@ export function drawEvaluation(runs, inputs) {
       "hits@1": shown(hits(answered, 1)), [`hits@${k}`]: shown(hits(answered, k)),
       MRR: shown(meanReciprocalRank(answered)), "nDCG@10": shown(meanNdcg(answered)),
     }),
-    ...runs.filter(({ problem }) => problem).slice(0, MOST_NAMED).map(({ problem }) => muted(problem)),
+    ...problemsOf(runs),
     ...(failures.length ? [failureTable(failures)] : [element("p", {}, "No question has another document first.")]),
   ];
 }

@@ -263,3 +263,28 @@ def test_question_without_result_is_named_and_does_not_count(plain_page: Browser
     assert "The question of line 1 could not be computed: " in shown
     assert "1 question of 2 has no result and does not count." in shown
     assert metrics_of(plain_page)["hits@1"] == 1
+
+
+def test_run_without_any_result_shows_the_problems(plain_page: Browser) -> None:
+    show(plain_page, "questions")
+    fill(plain_page, lines_of([{"query": "a" * 100_001, "documents": ["b"], "expected": 0}] * 2))
+    shown = run(plain_page, "questions")
+    assert "The question of line 1 could not be computed: " in shown
+    assert "The question of line 2 could not be computed: " in shown
+
+
+@pytest.mark.parametrize("status", [401, 403, None])
+def test_run_stops_at_a_problem_of_all_questions(plain_page: Browser, status: int | None) -> None:
+    show(plain_page, "questions")
+    fill(plain_page, lines_of(QUESTIONS))
+    plain_page.execute_script(
+        "const send = window.fetch; window.sent = 0;"
+        "window.fetch = (path, options) => { if (path !== 'score') return send(path, options);"
+        "window.sent += 1; return arguments[0] === null ? Promise.reject(new TypeError())"
+        ": Promise.resolve(Response.json({detail: 'no access'}, {status: arguments[0]})); }",
+        status,
+    )
+    run(plain_page, "questions")
+    problem = "could not be reached" if status is None else "No access."
+    assert problem in find(plain_page, "#questions > .problem").text
+    assert plain_page.execute_script("return window.sent") == 1
