@@ -78,8 +78,9 @@ async function inTurn(name, requestsNow, draw) {
     const every = Math.ceil(requests.length / MOST_DRAWS);
     for (const [index, request] of requests.entries()) {
       current = request;
-      await one(section, request, controller.signal);
+      const { result } = await one(section, request, controller.signal);
       finished += 1;
+      if (result && request.more) requests.splice(finished, 0, ...request.more(result));
       if (index % every === 0 || index === requests.length - 1) show();
     }
   } catch (error) {
@@ -93,14 +94,16 @@ async function inTurn(name, requestsNow, draw) {
 
 async function one(section, request, signal) {
   section.running = { ...request, started: performance.now() };
+  const run = { ...request };
   try {
-    const result = await ask(request.path, request.body, key(), signal);
-    section.runs.push({ ...request, result });
+    run.result = await ask(request.path, request.body, key(), signal);
   } catch (error) {
     if (!request.isOptional || !(error instanceof Problem) || (request.isOneOfMany && error.concernsAll)) throw error;
-    section.runs.push({ ...request, problem: `The ${request.name} could not be computed: ${error.message}.` });
+    run.problem = `The ${request.name} could not be computed: ${error.message}.`;
   }
+  section.runs.push(run);
   durations[request.name] = performance.now() - section.running.started;
+  return run;
 }
 
 function begin(name) {

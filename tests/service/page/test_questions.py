@@ -196,8 +196,10 @@ HEAD = "query,document,relevance\n"
         (f"{HEAD}a,b,1\na,c,yes", "line 3: the relevance must be"),
         (f"{HEAD}a,b,-1", "line 2: the relevance must be"),
         (f"{HEAD}a,b,0\na,c,0", "line 2: no document of this query"),
-        (f'{HEAD}a,"b\nc",1\na', "line 4: it must have a query and a document"),
+        (f'{HEAD}a,"b\nc",1\na', "line 4: 1 cell, and the header has 3"),
         (f'{HEAD}a,b,1\na,"c,1', "line 3: a quote is not closed"),
+        (f"{HEAD}a,,1", "line 2: it must have a query and a document"),
+        (f"{HEAD}a,b,1\na,c,0,more", "line 3: 4 cells, and the header has 3"),
     ],
 )
 def test_wrong_line_of_a_file_is_named(plain_page: Browser, content: str, problem: str) -> None:
@@ -238,11 +240,13 @@ def test_cancelled_run_keeps_its_results_and_says_what_is_missing(plain_page: Br
     show(page, "questions")
     # So many that not every response is drawn when it arrives.
     fill(page, lines_of(QUESTIONS * 30))
-    # The third request has no response until it is cancelled.
+    # The third request has no response until it is cancelled. A view adds a run.
     page.execute_script(
+        "const add = () => import('./debug/assets/state.js').then("
+        "({sections}) => sections.questions.runs.push({}));"
         "const send = window.fetch; let scores = 0;"
         "window.fetch = (path, options) => path === 'score' && (scores += 1) > 2"
-        "? new Promise((_, reject) => options.signal.addEventListener('abort',"
+        "? new Promise((_, reject) => add() && options.signal.addEventListener('abort',"
         "() => reject(new DOMException('', 'AbortError')))) : send(path, options)"
     )
     find(page, "#questions .go").click()

@@ -188,10 +188,15 @@ def test_colours_have_the_signs_of_scores_without_each_sentence(
 
 
 def test_words_of_a_single_sentence_are_coloured(browser: Browser, minilm_url: str) -> None:
-    page = opened(browser, minilm_url)
-    row = row_of(page, PASSAGES[3])
-    words = [unit.text for unit in row.find_elements(By.CSS_SELECTOR, ".unit")]
-    assert words == [*PASSAGES[3].removesuffix(".").split(), "."]
+    # In the second one, no space is behind the question mark.
+    passages = [PASSAGES[3], "Did rain fall?- on the town", *PASSAGES[:2]]
+    page = opened(browser, minilm_url, QUERY, "\n\n".join(passages))
+    for passage, expected in (
+        (passages[0], [*PASSAGES[3].removesuffix(".").split(), "."]),
+        (passages[1], ["Did", "rain", "fall", "?-", "on", "the", "town"]),
+    ):
+        units = row_of(page, passage).find_elements(By.CSS_SELECTOR, ".unit")
+        assert [unit.text for unit in units] == expected
 
 
 def test_cut_line_is_where_the_tokenizer_truncates(
@@ -447,6 +452,9 @@ def test_other_model_has_its_own_scores(browser: Browser, url_of_both: str) -> N
             [("a, “b”\nc".replace("“", '"').replace("”", '"'), "x"), ("d", "y")],
         ),
         ("Content\na\nb", [("a", None), ("b", None)]),
+        ('text\n"a\n\nb"', [("a\n\nb", None)]),
+        ("Content", [("Content", None)]),
+        ("Content\n\na", [("Content", None), ("a", None)]),
         (
             '"Yes," she said.\n\nText, or passage.',
             [('"Yes," she said.', None), ("Text, or passage.", None)],
@@ -474,7 +482,8 @@ def test_passages_are_read_by_the_format_of_their_text(
             '{"text": "a"}\n\n{"body": "b"}',
             "line 3 of the passages is neither a text nor an object",
         ),
-        ('text,id\na,1\n"b\nc",2,3', "line 3 of the passages has 3 cells, and the header has 2"),
+        ('text,id\na,1\n"b\nc",2,3', "line 3 of the passages: 3 cells, and the header has 2"),
+        ('text,id\n"a,1', "line 2 of the passages: a quote is not closed"),
         ("\n\n".join(["a"] * 51), "51 passages; the limit of this view is 50"),
         (" ", "write at least one passage"),
     ],
