@@ -29,14 +29,17 @@ function named(problems) {
 export function drawEvaluation(runs, inputs) {
   const answered = runs.filter(({ result }) => result).map(({ question, result: { scores } }) =>
     ({ ...question, ...judgedRanking(scores, question.relevance) }));
-  const missing = runs[0].total - answered.length;
+  const failed = runs.filter(({ problem }) => problem).length;
+  const { total } = runs[0];
+  const waiting = total - answered.length - failed;
   const failures = answered.filter(({ rank }) => rank > 1);
   const k = Math.max(1, Math.floor(Number(inputs["hits-k"])) || 1);
   const first = answered.length - failures.length;
   return [
     headline(percent(first / answered.length), "hits@1",
       `${first} of ${count(answered.length, "question")} ${first === 1 ? "has" : "have"} an expected document first.`,
-      missing ? `${count(missing, "question")} of ${runs[0].total} ${missing === 1 ? "has" : "have"} no result and ${missing === 1 ? "does" : "do"} not count.` : ""),
+      failed ? `${count(failed, "question")} of ${total} ${failed === 1 ? "has" : "have"} no result and ${failed === 1 ? "does" : "do"} not count.` : "",
+      waiting ? `${count(waiting, "question")} of ${total} ${waiting === 1 ? "has" : "have"} not run.` : ""),
     facts({
       "hits@1": shown(hits(answered, 1)), [`hits@${k}`]: shown(hits(answered, k)),
       MRR: shown(meanReciprocalRank(answered)), "nDCG@10": shown(meanNdcg(answered)),
@@ -72,7 +75,10 @@ function openQuestion({ query, documents, places, expected }) {
 export function connectEvaluation() {
   const list = document.querySelector("[name=question-list]");
   const read = async (file) => setInput("question-list", await file.text());
-  byId("question-file").addEventListener("change", ({ target: { files } }) => { if (files.length) read(files[0]); });
+  byId("question-file").addEventListener("change", async ({ target }) => {
+    if (target.files.length) await read(target.files[0]);
+    target.value = ""; // the same file can be read again
+  });
   byId("questions").addEventListener("dragover", (event) => event.preventDefault());
   byId("questions").addEventListener("drop", (event) => {
     if (!event.dataTransfer.files.length) return;

@@ -1,6 +1,7 @@
 // The passages of a ranking as text: paragraphs, JSON Lines or CSV, chosen by the first line.
 
 import { readCsv } from "./csv.js";
+import { listed } from "./dom.js";
 import { Problem } from "./request.js";
 
 export const MAX_PASSAGES = 50;
@@ -72,6 +73,9 @@ function readRows(text) {
   return rows.map(({ cells }) => ({ text: cells[column], id: idOf(cells[ids]) }));
 }
 
+// Fields that change scores, and that this view does not send.
+const REFUSED = ["chunking", "prompt_name", "max_tokens_per_query", "max_tokens_per_doc"];
+
 // The query and the passages of the body of a request to /rerank or /score.
 export function readRequest(json) {
   let body;
@@ -80,11 +84,14 @@ export function readRequest(json) {
   } catch {
     throw problem("the request in the URL is not JSON");
   }
-  const query = body?.query ?? [body?.queries].flat()[0];
+  const [query, ...others] = [body?.query ?? body?.queries].flat();
   const texts = Array.isArray(body?.documents) ? body.documents : [body?.documents];
   const passages = texts.map((item) => ({ text: item?.text ?? item, id: idOf(item?.id) }));
   if (typeof query !== "string" || passages.some(({ text }) => typeof text !== "string")) {
     throw problem("the request in the URL needs the fields query and documents, as a body of /rerank");
   }
+  if (others.length) throw problem("the request in the URL has several queries; this view ranks by one");
+  const refused = REFUSED.filter((field) => (body[field] ?? null) !== null);
+  if (refused.length) throw problem(`the request in the URL has ${listed(refused)}, without which this view would show other scores than the request`);
   return { query, passages, model: body.model };
 }

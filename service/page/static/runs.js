@@ -94,16 +94,16 @@ async function inTurn(name, requestsNow, draw) {
 
 async function one(section, request, signal) {
   section.running = { ...request, started: performance.now() };
-  const run = { ...request };
+  const settled = { ...request };
   try {
-    run.result = await ask(request.path, request.body, key(), signal);
+    settled.result = await ask(request.path, request.body, key(), signal);
   } catch (error) {
     if (!request.isOptional || !(error instanceof Problem) || (request.isOneOfMany && error.concernsAll)) throw error;
-    run.problem = `The ${request.name} could not be computed: ${error.message}.`;
+    settled.problem = `The ${request.name} could not be computed: ${error.message}.`;
   }
-  section.runs.push(run);
+  section.runs.push(settled);
   durations[request.name] = performance.now() - section.running.started;
-  return run;
+  return settled;
 }
 
 function begin(name) {

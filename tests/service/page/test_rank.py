@@ -415,6 +415,11 @@ def test_edited_passage_and_query_have_the_scores_of_the_new_texts(
     until(partial(shows, page, "#rank-whatif .outcome", "Nothing is struck out or edited."))
     assert not any(texts(page, "#rank .after"))
     assert query.get_property("value") == QUERY
+    page.execute_script("window.fetch = () => Promise.reject(new TypeError())")
+    query.send_keys("!")
+    until(partial(shows, page, "#rank-whatif .problem", "could not be reached"))
+    assert find(page, "#rank [data-action=undo-all]").is_displayed()
+    assert not find(page, "#rank-whatif .outcome").text
 
 
 def test_chunks_have_the_scores_of_the_best_chunks(browser: Browser, minilm_url: str) -> None:
@@ -539,6 +544,26 @@ def test_url_with_a_wrong_request_says_so(browser: Browser, plain_url: str) -> N
     browser.get("about:blank")
     browser.get(f"{plain_url}/debug?request=%7Bquery")
     until(partial(shows, browser, "#rank > .problem", "the request in the URL is not JSON"))
+    assert not rows(browser)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"queries": ["a", "b"]}, "the request in the URL has several queries"),
+        (
+            {"query": "a", "chunking": {"size": 9}, "prompt_name": "query", "top_n": 1},
+            "the request in the URL has chunking and prompt_name, without which",
+        ),
+    ],
+)
+def test_url_with_a_request_that_this_view_cannot_repeat_is_refused(
+    browser: Browser, plain_url: str, fields: Json, problem: str
+) -> None:
+    body = {**fields, "documents": ["c", "d"]}
+    browser.get("about:blank")
+    browser.get(f"{plain_url}/debug?{urlencode({'request': json.dumps(body)})}")
+    until(partial(shows, browser, "#rank > .problem", problem))
     assert not rows(browser)
 
 
