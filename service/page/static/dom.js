@@ -89,6 +89,8 @@ export function exact(value) {
 
 export const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
+export const sentenceCase = (sentence) => sentence.replace(/^./u, (first) => first.toUpperCase());
+
 export function listed(items, last = "and") {
   return items.length < 2 ? items.join("") : `${items.slice(0, -1).join(", ")} ${last} ${items.at(-1)}`;
 }

@@ -1,7 +1,7 @@
 // The ranking of passages by a query: its requests, and the list with the effects of sentences and words.
 
 import { nameOf } from "./deletion.js";
-import { details, element, muted } from "./dom.js";
+import { details, element, muted, sentenceCase } from "./dom.js";
 import { scoreBody } from "./questions.js";
 import { readPassages } from "./rank_passages.js";
 import { drawRow, figure, paintRow } from "./rank_row.js";
@@ -109,8 +109,6 @@ function answerSentence({ scores, order: [first, next], passages, name }) {
 }
 
 // The passage as it is called in sentences: by its id, or its first words.
-export const sentenceCase = (sentence) => sentence.replace(/^./u, (first) => first.toUpperCase());
-
 export function nameOfPassage(passages, index) {
   const { id, text } = passages[index];
   if (id !== null) return `passage ${id}`;
@@ -123,7 +121,8 @@ export function drawRankingSecond(runs, model, isPending) {
   const ranking = rankingOf(runs);
   const scale = scaleOf(ranking);
   const list = document.querySelector("#rank .ranking");
-  const problems = runs.flatMap(({ problem }) => (problem ? [muted(problem)] : []));
+  // That of the chunks is in the comparison with the first passage.
+  const problems = runs.flatMap(({ key, problem }) => (problem && key !== "chunks" ? [muted(problem)] : []));
   list.parentNode.querySelector(".bars").textContent = `Bars: ${scale[2]}. Orange raises the score, blue lowers it: measured without each sentence, or word of a single sentence, on a scale per passage.`;
   for (const row of list.children) paintRow(row, ranking, scale, model, isPending);
   const numbers = details("Exact numbers", effects(ranking), scores(ranking));

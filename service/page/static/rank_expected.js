@@ -1,8 +1,8 @@
 // Why a passage is not first, in sentences: what its distance to the first one is made of, and what to try next.
 
-import { card, listed, muted, sentences } from "./dom.js";
+import { card, listed, muted, sentenceCase, sentences } from "./dom.js";
 import { quoted } from "./deletion.js";
-import { nameOfPassage, orderOf, sentenceCase } from "./rank.js";
+import { nameOfPassage, orderOf } from "./rank.js";
 import { figure } from "./rank_row.js";
 import { scoreBody } from "./questions.js";
 import { largest, slice } from "./tokens.js";

@@ -2,9 +2,9 @@
 // order, and each row has its new score and rank beside the old ones.
 
 import { quoted } from "./deletion.js";
-import { byId, element, muted, sentences } from "./dom.js";
+import { byId, element, muted, sentenceCase, sentences } from "./dom.js";
 import { figure } from "./rank_row.js";
-import { nameOfPassage, orderOf, rankingOf, sentenceCase } from "./rank.js";
+import { nameOfPassage, orderOf, rankingOf } from "./rank.js";
 import { ask, Problem } from "./request.js";
 import { scoreBody } from "./questions.js";
 import { key, sections, state } from "./state.js";

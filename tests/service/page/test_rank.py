@@ -361,6 +361,24 @@ def test_part_behind_the_cut_line_is_scored_in_chunks(browser: Browser, minilm_u
     assert f"rank {rank}," in sentences[-1]
 
 
+def test_problem_of_the_chunks_is_shown_in_the_comparison_alone(
+    browser: Browser, minilm_url: str
+) -> None:
+    page = opened(browser, minilm_url, QUERY, "\n\n".join([*PASSAGES, LONG]))
+    page.execute_script(
+        "const send = window.fetch;"
+        "window.fetch = (url, options) => options?.body?.includes('chunking')"
+        " ? Promise.resolve(Response.json({detail: 'too long'}, {status: 400}))"
+        " : send(url, options);"
+    )
+    problem = "The chunks behind the cut line could not be scored: too long."
+    find_in(row_of(page, "the mayor of the old town"), "[data-action=expect]").click()
+    until(lambda: problem in texts(page, "#rank .why li"))
+    find(page, "#rank [data-action=unexpect]").click()
+    until(lambda: not texts(page, "#rank .why li"))
+    assert problem not in texts(page, "#rank .second p")
+
+
 def test_missing_passage_is_added_and_expected(browser: Browser, minilm_url: str) -> None:
     page = opened(browser, minilm_url)
     find(page, "#missing").send_keys(ANSWER, Keys.TAB, Keys.ENTER)
