@@ -15,6 +15,11 @@ export function element(tag, properties = {}, ...children) {
 
 export const muted = (...content) => element("p", { className: "muted" }, ...content);
 
+const MOST_NAMED = 5;
+
+// The first problems of runs without a result.
+export const problemsOf = (runs) => runs.filter(({ problem }) => problem).slice(0, MOST_NAMED).map(({ problem }) => muted(problem));
+
 export function card(title, ...content) {
   return element("section", { className: "card" }, element("h3", {}, title), ...content);
 }
@@ -83,6 +88,8 @@ export function exact(value) {
 }
 
 export const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
+
+export const sentenceCase = (sentence) => sentence.replace(/^./u, (first) => first.toUpperCase());
 
 export function listed(items, last = "and") {
   return items.length < 2 ? items.join("") : `${items.slice(0, -1).join(", ")} ${last} ${items.at(-1)}`;

@@ -1,6 +1,6 @@
 // Many questions at once: metrics of the rankings, and the questions whose first document is not expected.
 
-import { byId, count, element, facts, muted, percent, shown } from "./dom.js";
+import { byId, count, element, facts, muted, percent, problemsOf, shown } from "./dom.js";
 import { hits, judgedRanking, meanNdcg, meanReciprocalRank } from "./metrics.js";
 import { parseQuestions } from "./question_file.js";
 import { scoreBody } from "./questions.js";
@@ -16,7 +16,7 @@ export function evaluationRequests(inputs, model) {
   const { questions, problems } = parseQuestions(inputs["question-list"]);
   if (problems.length) throw new Problem(named(problems), null, "question-list");
   return questions.map((question) => ({
-    question, total: questions.length, isOptional: true, name: `question of line ${question.line}`,
+    question, total: questions.length, isOptional: true, isOneOfMany: true, name: `question of line ${question.line}`,
     path: "score", body: scoreBody(question.query, question.documents, model),
   }));
 }
@@ -29,19 +29,22 @@ function named(problems) {
 export function drawEvaluation(runs, inputs) {
   const answered = runs.filter(({ result }) => result).map(({ question, result: { scores } }) =>
     ({ ...question, ...judgedRanking(scores, question.relevance) }));
-  const missing = runs[0].total - answered.length;
+  const failed = runs.filter(({ problem }) => problem).length;
+  const { total } = runs[0];
+  const waiting = total - answered.length - failed;
   const failures = answered.filter(({ rank }) => rank > 1);
   const k = Math.max(1, Math.floor(Number(inputs["hits-k"])) || 1);
   const first = answered.length - failures.length;
   return [
     headline(percent(first / answered.length), "hits@1",
       `${first} of ${count(answered.length, "question")} ${first === 1 ? "has" : "have"} an expected document first.`,
-      missing ? `${count(missing, "question")} of ${runs[0].total} ${missing === 1 ? "has" : "have"} no result and ${missing === 1 ? "does" : "do"} not count.` : ""),
+      failed ? `${count(failed, "question")} of ${total} ${failed === 1 ? "has" : "have"} no result and ${failed === 1 ? "does" : "do"} not count.` : "",
+      waiting ? `${count(waiting, "question")} of ${total} ${waiting === 1 ? "has" : "have"} not run.` : ""),
     facts({
       "hits@1": shown(hits(answered, 1)), [`hits@${k}`]: shown(hits(answered, k)),
       MRR: shown(meanReciprocalRank(answered)), "nDCG@10": shown(meanNdcg(answered)),
     }),
-    ...runs.filter(({ problem }) => problem).slice(0, MOST_NAMED).map(({ problem }) => muted(problem)),
+    ...problemsOf(runs),
     ...(failures.length ? [failureTable(failures)] : [element("p", {}, "No question has another document first.")]),
   ];
 }
@@ -72,7 +75,10 @@ function openQuestion({ query, documents, places, expected }) {
 export function connectEvaluation() {
   const list = document.querySelector("[name=question-list]");
   const read = async (file) => setInput("question-list", await file.text());
-  byId("question-file").addEventListener("change", ({ target: { files } }) => { if (files.length) read(files[0]); });
+  byId("question-file").addEventListener("change", async ({ target }) => {
+    if (target.files.length) await read(target.files[0]);
+    target.value = ""; // the same file can be read again
+  });
   byId("questions").addEventListener("dragover", (event) => event.preventDefault());
   byId("questions").addEventListener("drop", (event) => {
     if (!event.dataTransfer.files.length) return;

@@ -1,6 +1,6 @@
 // The first view: why a model gave its result, in sentences and pictures, by kind of model.
 
-import { element, muted, percent, shown, signed } from "./dom.js";
+import { element, muted, percent, sentenceCase, shown, signed } from "./dom.js";
 import { deletionCard, inSentence, nameOf, textNames } from "./deletion.js";
 import { headline, landmarks, landmarkSentence, similarityReading } from "./reading.js";
 import { number, table } from "./tables.js";
@@ -14,14 +14,12 @@ export function drawExplanation(runs, inputs, model) {
     element("section", { className: "second", aria: { live: "polite" } }));
 }
 
-const capitalized = (name) => name.replace(/^./u, (first) => first.toUpperCase());
-
 // Two documents have one question: which of them the model prefers, and why.
 function differenceReading(run, reference, kind) {
   const [score, other] = run.result.scores;
   const [, name, below] = textNames(kind);
   return headline(signed(score - other), `difference in ${nameOf(run)}`,
-    placeOf(run, capitalized(inSentence(name)), inSentence(below)),
+    placeOf(run, sentenceCase(inSentence(name)), inSentence(below)),
     `The ${nameOf(run)} of ${inSentence(name)} is ${shown(score)}.`,
     reference?.result ? landmarkSentence(landmarks(reference.result.scores), nameOf(run)) : "");
 }

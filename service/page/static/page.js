@@ -1,7 +1,7 @@
 // The page: entries, tabs, models, and what happens when an input changes.
 
 import { check, checkSoon } from "./cost.js";
-import { byId } from "./dom.js";
+import { byId, sentenceCase } from "./dom.js";
 import { showEntriesSoon } from "./entries.js";
 import { connectEvaluation } from "./evaluation.js";
 import { connectExports } from "./export.js";
@@ -119,7 +119,7 @@ async function showModel() {
     if (!(error instanceof Problem)) throw error;
     byId("model").textContent = "";
     byId("key").closest("details").open = true;
-    byId("unavailable").textContent = `${error.message}.`.replace(/^./u, (first) => first.toUpperCase());
+    byId("unavailable").textContent = sentenceCase(`${error.message}.`);
     await showModels();
   }
 }

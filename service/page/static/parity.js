@@ -2,7 +2,7 @@
 
 import { chart, logAxis } from "./charts.js";
 import { colour } from "./colours.js";
-import { count, element, facts, lamp, mark, sentences, shown } from "./dom.js";
+import { count, element, facts, lamp, mark, sentenceCase, sentences, shown } from "./dom.js";
 import { number, table } from "./tables.js";
 
 // What differs in each comparison, in the order of cause and effect, out of how many.
@@ -27,7 +27,7 @@ export function drawParity([{ result }]) {
     lamp("Vectors", !vectorsFail, `${count(result.vectors.length, "text")} ${vectorsFail ? "differ" : "agree"}`));
   // Vectors come from all that is before them.
   const ordered = [...result.failures.filter((failure) => !isOfVector(failure)), ...result.failures.filter(isOfVector)];
-  const causes = ordered.map((failure) => `${failure[0].toUpperCase()}${failure.slice(1)}.`);
+  const causes = ordered.map((failure) => sentenceCase(`${failure}.`));
   return [
     element("ul", { className: "lamps wide" }, ...lamps),
     result.passes

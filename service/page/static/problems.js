@@ -1,5 +1,6 @@
 // Problems of requests: sentences that name the field at fault, which is marked.
 
+import { sentenceCase } from "./dom.js";
 import { labelOf, markInvalid } from "./inputs.js";
 import { Problem } from "./request.js";
 import { part } from "./state.js";
@@ -27,5 +28,5 @@ function sentence(error, field) {
     return "Internal error of this page; see the browser's console.";
   }
   const where = field === null ? "" : `${labelOf(field)}: `;
-  return `${where}${error.message}.`.replace(/^./u, (first) => first.toUpperCase());
+  return sentenceCase(`${where}${error.message}.`);
 }

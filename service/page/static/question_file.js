@@ -1,7 +1,7 @@
 // Questions with their documents, from JSON Lines or CSV. Wrong lines are named.
 
-// A cell and what ends it. A quoted cell can have commas, line breaks and doubled quotes.
-const CELL = /(?:"((?:[^"]|"")*)"|([^",\r\n][^,\r\n]*)?)(,|\r?\n|$)/gy;
+import { readCsv } from "./csv.js";
+
 const COLUMNS = ["query", "document", "relevance"];
 
 const isText = (value) => typeof value === "string" && value.trim() !== "";
@@ -38,8 +38,7 @@ function fromJsonLines(text, { questions, problems }) {
 }
 
 function fromCsv(text, { questions, problems }) {
-  const { records, broken } = recordsOf(text);
-  const [head, ...rows] = records;
+  const { head, rows, wrong } = readCsv(text);
   if (!head) return;
   const columns = COLUMNS.map((name) => head.cells.findIndex((cell) => cell.trim().toLowerCase() === name));
   if (columns.includes(-1)) return problems.push(`line ${head.line}: the header must name the columns ${COLUMNS.join(", ")}`);
@@ -54,24 +53,9 @@ function fromCsv(text, { questions, problems }) {
       byQuery.get(query).relevance.push(Number(relevance));
     }
   }
-  if (broken) problems.push(`line ${broken}: a quote is not closed, or a quoted cell does not end with it`);
+  problems.push(...wrong.map(({ line, sentence }) => `line ${line}: ${sentence}`));
   for (const question of byQuery.values()) {
     if (question.relevance.every((value) => value === 0)) problems.push(`line ${question.line}: no document of this query has a relevance above 0`);
     else questions.push(question);
   }
-}
-
-// The records with the line where each starts, and the line where the text is no CSV.
-function recordsOf(text) {
-  const records = [];
-  let [cells, line, next, read] = [[], 1, 1, 0];
-  for (const { 0: cell, 1: quoted, 2: plain = "", 3: end, index } of text.matchAll(CELL)) {
-    cells.push(quoted?.replaceAll('""', '"') ?? plain);
-    next += cell.split("\n").length - 1;
-    read = index + cell.length;
-    if (end === ",") continue;
-    if (cells.length > 1 || cells[0]) records.push({ line, cells });
-    [cells, line] = [[], next];
-  }
-  return { records, broken: read < text.length ? next : null };
 }

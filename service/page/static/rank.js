@@ -1,7 +1,7 @@
 // The ranking of passages by a query: its requests, and the list with the effects of sentences and words.
 
 import { nameOf } from "./deletion.js";
-import { details, element, muted } from "./dom.js";
+import { details, element, muted, sentenceCase } from "./dom.js";
 import { scoreBody } from "./questions.js";
 import { readPassages } from "./rank_passages.js";
 import { drawRow, figure, paintRow } from "./rank_row.js";
@@ -12,8 +12,6 @@ import { slice } from "./tokens.js";
 // Few passages, so that the first explanations are there soon. Without each of 24 sentences, the tokens are read 24
 // times, and a request may read 20,000.
 const MAX_EXPLAINED = { passages: 4, tokens: 800 };
-// An end of a sentence with more behind it, by the main rules of the service.
-const TWO_SENTENCES = /[!?…؟।][^\p{L}\p{N}\s]*\s+\S|\.[^\p{L}\p{N}\s]*\s+[^\p{Ll}\s]|[。｡．！？]\s*\S|\n\s*\n/u;
 
 const FIELDS = { "/queries": "query", "/documents": "passages" };
 
@@ -30,18 +28,24 @@ export function rankSecondRequests(_inputs, model, runs) {
   const { query, passages, order } = ranking;
   const second = { path: "score", isSecond: true, isOptional: true };
   const reference = { ...second, key: "reference", name: "similarity to unrelated texts", body: scoreBody(query, [...UNRELATED, query], model) };
-  const explained = [];
-  for (const own of grouped(ranking)) {
-    const first = order.indexOf(own[0]) + 1;
-    const name = `explanation of ranks ${first} to ${first + own.length - 1} of ${order.length}`;
-    for (const by of ["sentences", "words"]) {
-      const indices = own.filter((index) => (by === "sentences") === TWO_SENTENCES.test(passages[index].text.trim()));
-      const body = { ...scoreBody(query, indices.map((index) => passages[index].text), model), explain: { by } };
-      if (indices.length) explained.push({ ...second, key: "explained", name, indices, body });
-    }
-  }
+  const explained = grouped(ranking).map((indices) => {
+    const first = order.indexOf(indices[0]) + 1;
+    const name = `explanation of ranks ${first} to ${first + indices.length - 1} of ${order.length}`;
+    const by = (units, some) => ({
+      ...second, key: "explained", name, indices: some,
+      body: { ...scoreBody(query, some.map((index) => passages[index].text), model), explain: { by: units } },
+    });
+    const more = ({ explanations }) => {
+      const single = indices.filter((_, at) => explanations[at] && isSingle(explanations[at].texts[0]));
+      return single.length ? [by("words", single)] : [];
+    };
+    return { ...by("sentences", indices), more };
+  });
   return [...(model.similarity === "cosine" ? [reference] : []), ...explained];
 }
+
+// Explained again by its words.
+const isSingle = ({ by, units }) => by === "sentences" && units.length === 1;
 
 // The indices in order, in groups for a request each.
 function grouped({ order, run: { result: { tokens } } }) {
@@ -64,7 +68,10 @@ export function rankingOf(runs) {
   if (!run) return null;
   const { result, passages, body } = run;
   const explanations = new Map(runs.filter(({ key, result: own }) => key === "explained" && own)
-    .flatMap(({ indices, result: { explanations: own } }) => indices.map((index, at) => [index, own[at]?.texts[0] ?? null])));
+    .flatMap(({ indices, result: { explanations: own } }) => indices.flatMap((index, at) => {
+      const explained = own[at]?.texts[0];
+      return explained && !isSingle(explained) ? [[index, explained]] : [];
+    })));
   const reference = runs.find(({ key }) => key === "reference")?.result;
   const { scores, truncated } = result;
   return {
@@ -102,8 +109,6 @@ function answerSentence({ scores, order: [first, next], passages, name }) {
 }
 
 // The passage as it is called in sentences: by its id, or its first words.
-export const sentenceCase = (sentence) => sentence.replace(/^./u, (first) => first.toUpperCase());
-
 export function nameOfPassage(passages, index) {
   const { id, text } = passages[index];
   if (id !== null) return `passage ${id}`;
@@ -116,7 +121,8 @@ export function drawRankingSecond(runs, model, isPending) {
   const ranking = rankingOf(runs);
   const scale = scaleOf(ranking);
   const list = document.querySelector("#rank .ranking");
-  const problems = runs.flatMap(({ problem }) => (problem ? [muted(problem)] : []));
+  // That of the chunks is in the comparison with the first passage.
+  const problems = runs.flatMap(({ key, problem }) => (problem && key !== "chunks" ? [muted(problem)] : []));
   list.parentNode.querySelector(".bars").textContent = `Bars: ${scale[2]}. Orange raises the score, blue lowers it: measured without each sentence, or word of a single sentence, on a scale per passage.`;
   for (const row of list.children) paintRow(row, ranking, scale, model, isPending);
   const numbers = details("Exact numbers", effects(ranking), scores(ranking));

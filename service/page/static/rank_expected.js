@@ -1,8 +1,8 @@
 // Why a passage is not first, in sentences: what its distance to the first one is made of, and what to try next.
 
-import { card, listed, muted, sentences } from "./dom.js";
+import { card, listed, muted, sentenceCase, sentences } from "./dom.js";
 import { quoted } from "./deletion.js";
-import { nameOfPassage, orderOf, sentenceCase } from "./rank.js";
+import { nameOfPassage, orderOf } from "./rank.js";
 import { figure } from "./rank_row.js";
 import { scoreBody } from "./questions.js";
 import { largest, slice } from "./tokens.js";
@@ -46,13 +46,20 @@ function whyNot(ranking, index, runs) {
   ].filter(Boolean);
 }
 
+const nounOf = (by) => by.slice(0, -1);
+
 // The measured units of query and document, with their contents.
 function sidesOf([query, document], ranking, index) {
+  const inQuery = query.words?.length ? "words" : "units";
   const measured = (units, text) => units.filter(({ left_out: value }) => value !== null)
     .map((unit) => ({ ...unit, effect: unit.left_out, content: slice(text, unit) })).filter(({ content }) => /[\p{L}\p{N}]/u.test(content));
   return {
-    query: measured(query.words?.length ? query.words : query.units, ranking.query),
-    units: measured(document.units, ranking.passages[index].text), end: document.end, by: document.by,
+    query: measured(query[inQuery], ranking.query), queryNoun: inQuery === "words" ? "word" : nounOf(query.by),
+    units: measured(document.units, ranking.passages[index].text), end: document.end,
+    // The tokens of a request may not suffice for all units.
+    noun: `${document.units.some(({ left_out: value }) => value === null) ? "measured " : ""}${nounOf(document.by)}`,
+    // What a prediction is about: in an edited text, the unread part moves up.
+    subject: ranking.truncated[index] ? "the part that the model reads" : null,
   };
 }
 
@@ -66,21 +73,25 @@ function marginSentence({ passages, order, scores }, index) {
 const byEffect = (units) => units.toSorted((one, other) => other.effect - one.effect);
 const withEffects = (units, effectOf = ({ effect }) => effect) => listed(units.map((unit) => `${quoted(unit)} (${figure(effectOf(unit), true)})`));
 
-function sentenceOfFirst({ scores, order }, index, { units, by }) {
+function sentenceOfFirst({ scores, order }, index, { units, noun, subject }) {
   const margin = scores[order[0]] - scores[index];
   const raising = byEffect(units.filter(({ effect }) => effect > 0));
-  if (!raising.length) return `No ${by.slice(0, -1)} of the first passage raises its score.`;
+  if (!raising.length) return `No ${noun} of the first passage raises its score.`;
   const [best] = raising;
-  if (best.effect > margin) return `Without ${quoted(best)}, the first would have ${figure(scores[order[0]] - best.effect)}, which is below this passage.`;
-  return `The ${by} of the first that raise its score most: ${withEffects(raising.slice(0, MOST))}. None of them alone makes the difference.`;
+  if (best.effect > margin) return `Without ${quoted(best)}, ${subject ? `${subject} of the first` : "the first"} would have ${figure(scores[order[0]] - best.effect)}, which is below this passage.`;
+  return `The ${noun}s of the first that raise its score most: ${withEffects(raising.slice(0, MOST))}. None of them alone makes the difference.`;
+}
+
+function measuredInBoth(first, own) {
+  return own.flatMap((word) => {
+    const twin = first.find(({ start, end }) => start === word.start && end === word.end);
+    return twin ? [{ ...word, first: twin.effect, more: twin.effect - word.effect }] : [];
+  });
 }
 
 // Words of the query whose removal changes one score more than the other.
 function wordSentences(first, own) {
-  const pairs = own.flatMap((word) => {
-    const twin = first.find(({ start, end }) => start === word.start && end === word.end);
-    return twin ? [{ ...word, first: twin.effect, more: twin.effect - word.effect }] : [];
-  });
+  const pairs = measuredInBoth(first, own);
   const matter = largest(pairs.map(({ more }) => more)) / 10;
   const both = (words) => listed(words.map((word) => `${quoted(word)} (${figure(word.first, true)} there, ${figure(word.effect, true)} here)`));
   const [there, here] = [1, -1].map((sign) => pairs.filter(({ more, first: gain, effect }) => sign * more > matter && (sign > 0 ? gain : effect) > 0)
@@ -111,9 +122,11 @@ function nextStep(ranking, index, own, first) {
   const score = ranking.scores[index];
   const worst = byEffect(own.units).at(-1);
   const better = worst && own.units.length > 1 && worst.effect < 0 ? rankWith(ranking, index, score - worst.effect) : Infinity;
-  if (better < rankWith(ranking, index, score)) return `edit it. Without ${quoted(worst)} it would have ${figure(score - worst.effect)} and rank ${better}.`;
-  const matter = largest(first.query.map(({ effect }) => effect)) / 10;
-  const missed = byEffect(first.query.filter(({ effect, start }) => effect > matter && (own.query.find((word) => word.start === start)?.effect ?? 0) < effect / 2)).slice(0, MOST);
+  if (better < rankWith(ranking, index, score)) return `edit it. Without ${quoted(worst)} ${own.subject ?? "it"} would have ${figure(score - worst.effect)} and rank ${better}.`;
+  const pairs = measuredInBoth(first.query, own.query);
+  const matter = largest(pairs.map((pair) => pair.first)) / 10;
+  const missed = pairs.filter((pair) => pair.first > matter && pair.effect < pair.first / 2)
+    .sort((one, other) => other.first - one.first).slice(0, MOST);
   if (missed.length) return `edit it to say more about ${listed(missed.map(quoted))}, from which it gains less than half as much as the first, or try another model.`;
-  return "try another model: no sentence lowers its score enough to change its rank, and no word of the query is missing.";
+  return `try another model: no ${own.noun} lowers its score enough to change its rank, and no measured ${own.queryNoun} of the query is missing.`;
 }

@@ -1,5 +1,7 @@
 // The passages of a ranking as text: paragraphs, JSON Lines or CSV, chosen by the first line.
 
+import { readCsv } from "./csv.js";
+import { listed } from "./dom.js";
 import { Problem } from "./request.js";
 
 export const MAX_PASSAGES = 50;
@@ -11,7 +13,7 @@ const problem = (message) => new Problem(message, null, "passages");
 // Return the passages of a text, each with its `text`, and its `id` or null.
 export function readPassages(text) {
   const first = text.trimStart().split("\n")[0];
-  const passages = isJson(first) ? readJsonLines(text) : isHeader(first) ? readCsv(text) : readParagraphs(text);
+  const passages = isJson(first) ? readJsonLines(text) : isHeader(text) ? readRows(text) : readParagraphs(text);
   if (!passages.length) throw problem("write at least one passage");
   if (passages.length > MAX_PASSAGES) throw problem(`${passages.length} passages; the limit of this view is ${MAX_PASSAGES}`);
   return passages;
@@ -20,7 +22,7 @@ export function readPassages(text) {
 // Write passages as a text that `readPassages` reads: paragraphs, or JSON Lines if they cannot be paragraphs.
 export function writePassages(passages) {
   const paragraphs = passages.map(({ text }) => text).join("\n\n");
-  const isSame = passages.every(({ id }) => id === null) && !isJson(paragraphs.split("\n")[0]) && !isHeader(paragraphs.split("\n")[0])
+  const isSame = passages.every(({ id }) => id === null) && !isJson(paragraphs.split("\n")[0]) && !isHeader(paragraphs)
     && readParagraphs(paragraphs).map(({ text }) => text).join("\0") === passages.map(({ text }) => text).join("\0");
   return isSame ? paragraphs : passages.map(({ text, id }) => JSON.stringify(id === null ? text : { id, text })).join("\n");
 }
@@ -56,31 +58,23 @@ function readJsonLines(text) {
 const idOf = (id) => (["string", "number"].includes(typeof id) && id !== "" ? String(id) : null);
 
 const columnOf = (header) => header.findIndex((name) => FIELDS.includes(name.trim().toLowerCase()));
-// A sentence with commas is no header: a name has no spaces.
-const isHeader = (line) => !/\S\s+\S/u.test(line.replaceAll(",", "")) && columnOf(csvRows(line)[0]?.cells ?? []) >= 0;
+// A sentence with commas is no header: a name has no spaces. Neither is a paragraph of one word.
+function isHeader(text) {
+  const [line] = text.trimStart().split("\n");
+  const unquoted = text.trim().replace(/"[^"]*"/gu, "");
+  return !/\S\s+\S/u.test(line.replaceAll(",", "")) && columnOf(readCsv(line).head?.cells ?? []) >= 0
+    && (line.includes(",") || (unquoted.includes("\n") && !BLANK_LINES.test(unquoted)));
+}
 
-function readCsv(text) {
-  const [{ cells: header }, ...rows] = csvRows(text.trimStart());
+function readRows(text) {
+  const { head: { cells: header }, rows, wrong: [wrong] } = readCsv(text);
+  if (wrong) throw problem(`line ${wrong.line} of the passages: ${wrong.sentence}`);
   const [column, ids] = [columnOf(header), header.findIndex((name) => name.trim().toLowerCase() === "id")];
-  return rows.map(({ line, cells }) => {
-    if (cells.length !== header.length) throw problem(`line ${line} of the passages has ${cells.length} cells, and the header has ${header.length}`);
-    return { text: cells[column], id: idOf(cells[ids]) };
-  });
+  return rows.map(({ cells }) => ({ text: cells[column], id: idOf(cells[ids]) }));
 }
 
-// Rows of RFC 4180, each with the line at which it starts: cells can be quoted, and quoted cells have line breaks.
-function csvRows(text) {
-  const rows = [];
-  let [cells, line, start] = [[], 1, 1];
-  for (const [match, quoted, plain, end] of text.matchAll(/(?:"((?:[^"]|"")*)"|([^,\r\n]*))(,|\r?\n|$)/gu)) {
-    cells.push(quoted === undefined ? plain : quoted.replaceAll('""', '"'));
-    line += match.split("\n").length - 1;
-    if (end === ",") continue;
-    if (cells.length > 1 || cells[0].trim()) rows.push({ line: start, cells });
-    [cells, start] = [[], line];
-  }
-  return rows;
-}
+// Fields that change scores, and that this view does not send.
+const REFUSED = ["chunking", "prompt_name", "max_tokens_per_query", "max_tokens_per_doc"];
 
 // The query and the passages of the body of a request to /rerank or /score.
 export function readRequest(json) {
@@ -90,11 +84,14 @@ export function readRequest(json) {
   } catch {
     throw problem("the request in the URL is not JSON");
   }
-  const query = body?.query ?? [body?.queries].flat()[0];
+  const [query, ...others] = [body?.query ?? body?.queries].flat();
   const texts = Array.isArray(body?.documents) ? body.documents : [body?.documents];
   const passages = texts.map((item) => ({ text: item?.text ?? item, id: idOf(item?.id) }));
   if (typeof query !== "string" || passages.some(({ text }) => typeof text !== "string")) {
     throw problem("the request in the URL needs the fields query and documents, as a body of /rerank");
   }
+  if (others.length) throw problem("the request in the URL has several queries; this view ranks by one");
+  const refused = REFUSED.filter((field) => (body[field] ?? null) !== null);
+  if (refused.length) throw problem(`the request in the URL has ${listed(refused)}, without which this view would show other scores than the request`);
   return { query, passages, model: body.model };
 }

@@ -2,9 +2,9 @@
 // order, and each row has its new score and rank beside the old ones.
 
 import { quoted } from "./deletion.js";
-import { byId, element, muted, sentences } from "./dom.js";
+import { byId, element, muted, sentenceCase, sentences } from "./dom.js";
 import { figure } from "./rank_row.js";
-import { nameOfPassage, orderOf, rankingOf, sentenceCase } from "./rank.js";
+import { nameOfPassage, orderOf, rankingOf } from "./rank.js";
 import { ask, Problem } from "./request.js";
 import { scoreBody } from "./questions.js";
 import { key, sections, state } from "./state.js";
@@ -19,7 +19,7 @@ const outcome = box.querySelector(".outcome");
 const texts = new Map();
 const struck = new Map();
 let ranking = null;
-// The scores and ranks after the edits; null: there are none.
+// The scores and ranks after the edits; null: not measured.
 let after = null;
 let timer;
 let controller = new AbortController();
@@ -130,17 +130,18 @@ const optionsNow = () => ({
   ...(other.value && { model: other.value }),
 });
 
+const concernAll = () => query.value !== ranking.query || Object.keys(optionsNow()).length > 0;
+
 // Edited passages are scored alone; a change of anything else concerns all.
 async function measure() {
   controller.abort();
   controller = new AbortController();
-  const options = optionsNow();
-  const concernsAll = query.value !== ranking.query || Object.keys(options).length > 0;
+  const concernsAll = concernAll();
   const indices = concernsAll ? ranking.scores.map((_, index) => index) : [...texts.keys()];
   box.querySelector(".problem").textContent = "";
   after = null;
   if (!indices.length) return showAfter();
-  const body = { ...scoreBody(query.value, indices.map((index) => texts.get(index) ?? ranking.passages[index].text), state.model), ...options };
+  const body = { ...scoreBody(query.value, indices.map((index) => texts.get(index) ?? ranking.passages[index].text), state.model), ...optionsNow() };
   try {
     const result = await ask("score", body, key(), controller.signal);
     const scores = [...ranking.scores];
@@ -161,8 +162,10 @@ function showAfter() {
     const row = rowOf(index);
     if (row) row.querySelector(".after").textContent = words;
   }
-  box.querySelector(".undo-all").hidden = !after;
-  outcome.replaceChildren(after ? sentences(saidOf(changes)) : muted("Nothing is struck out or edited."));
+  // The scores are missing if their request has failed.
+  const hasEdits = texts.size > 0 || concernAll();
+  box.querySelector(".undo-all").hidden = !hasEdits;
+  outcome.replaceChildren(...(after ? [sentences(saidOf(changes))] : hasEdits ? [] : [muted("Nothing is struck out or edited.")]));
 }
 
 // Each edited passage, or what becomes of the list.

@@ -1,10 +1,11 @@
 // Requests to the service, and their errors.
 
-// An error of a request, with the JSON pointer to the field that caused it, or the name of the input.
+// An error of a request, with the JSON pointer to the field that caused it, or the name of the input. `concernsAll`: the
+// next request would have it too.
 export class Problem extends Error {
-  constructor(message, pointer = null, field = null) {
+  constructor(message, pointer = null, field = null, concernsAll = false) {
     super(message);
-    Object.assign(this, { pointer, field });
+    Object.assign(this, { pointer, field, concernsAll });
   }
 }
 
@@ -28,14 +29,17 @@ export async function ask(path, body, key, signal) {
     response = await fetch(path, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(named(body)) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The service could not be reached: it is down, or the connection was interrupted");
+    throw new Problem("The service could not be reached: it is down, or the connection was interrupted", null, null, true);
   }
   if (response.ok && !response.headers.get("Content-Type")?.includes("json")) return response.arrayBuffer();
   const result = await response.json().catch((error) => {
     if (error.name === "AbortError") throw error;
     throw new Problem(`The service returned status ${response.status} with a body that is not JSON`);
   });
-  if (!response.ok) throw new Problem((result.detail || `The service returned status ${response.status}`).replace(/\.$/, ""), result.pointer);
+  if (!response.ok) {
+    const message = (result.detail || `The service returned status ${response.status}`).replace(/\.$/, "");
+    throw new Problem(message, result.pointer, null, [401, 403].includes(response.status));
+  }
   return withNonfinite(result);
 }
 

@@ -1,7 +1,7 @@
 // Runs of a section: its requests one after another, their progress and results.
 
 import { dropCheck } from "./cost.js";
-import { byId, element, lamp } from "./dom.js";
+import { byId, element, lamp, problemsOf } from "./dom.js";
 import { inputs } from "./inputs.js";
 import { showProblem } from "./problems.js";
 import { CHECKS, checks } from "./reading.js";
@@ -66,18 +66,21 @@ async function inTurn(name, requestsNow, draw) {
   let stopClock = () => {};
   let current;
   let drawn = 0;
+  let finished = 0;
   const show = () => {
     drawn = section.runs.length;
     draw();
   };
   try {
     const requests = requestsNow();
-    stopClock = clock(name, section, requests);
+    stopClock = clock(name, section, requests, () => finished);
     show();
     const every = Math.ceil(requests.length / MOST_DRAWS);
     for (const [index, request] of requests.entries()) {
       current = request;
-      await one(section, request, controller.signal);
+      const { result } = await one(section, request, controller.signal);
+      finished += 1;
+      if (result && request.more) requests.splice(finished, 0, ...request.more(result));
       if (index % every === 0 || index === requests.length - 1) show();
     }
   } catch (error) {
@@ -91,14 +94,16 @@ async function inTurn(name, requestsNow, draw) {
 
 async function one(section, request, signal) {
   section.running = { ...request, started: performance.now() };
+  const settled = { ...request };
   try {
-    const result = await ask(request.path, request.body, key(), signal);
-    section.runs.push({ ...request, result });
+    settled.result = await ask(request.path, request.body, key(), signal);
   } catch (error) {
-    if (!request.isOptional || !(error instanceof Problem)) throw error;
-    section.runs.push({ ...request, problem: `The ${request.name} could not be computed: ${error.message}.` });
+    if (!request.isOptional || !(error instanceof Problem) || (request.isOneOfMany && error.concernsAll)) throw error;
+    settled.problem = `The ${request.name} could not be computed: ${error.message}.`;
   }
+  section.runs.push(settled);
   durations[request.name] = performance.now() - section.running.started;
+  return settled;
 }
 
 function begin(name) {
@@ -113,17 +118,16 @@ function begin(name) {
 }
 
 // Show how long the requests take, which one runs, and the estimated share of the whole.
-function clock(name, section, requests) {
+function clock(name, section, requests, finished) {
   const started = performance.now();
-  const before = section.runs.length;
   const seconds = () => `${((performance.now() - started) / 1000).toFixed(1)} s`;
   const [panel, bar, text] = [part(name, "progress"), byId(name).querySelector("progress"), part(name, "elapsed")];
   const timer = setInterval(() => {
-    const { running, runs } = section;
+    const { running } = section;
     if (performance.now() - started < PROGRESS_AFTER_MS || !running) return;
     panel.hidden = false;
     const expected = requests.map((request) => durations[request.name]);
-    const done = runs.length - before;
+    const done = finished();
     // A first run has no durations: each request counts the same.
     const weights = expected.every(Number.isFinite) ? expected : expected.map(() => 1);
     const inside = Math.min(0.95, (performance.now() - running.started) / (durations[running.name] ?? 4000));
@@ -145,7 +149,7 @@ export function redraw(name) {
   const { runs } = section;
   part(name, "exports").hidden = !runs.length;
   const warnings = [...new Set(resultsOf(section).flatMap((result) => result.warnings ?? []))];
-  const drawn = runs.some(({ result }) => result) ? SECTIONS[name].draw(runs, inputs(), state.model) : [];
+  const drawn = runs.some(({ result }) => result) ? SECTIONS[name].draw(runs, inputs(), state.model) : problemsOf(runs);
   part(name, "result").replaceChildren(
     ...warnings.map((warning) => element("p", { className: "warning" }, `Warning: ${warning}.`)),
     ...[drawn].flat());

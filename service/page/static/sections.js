@@ -41,7 +41,7 @@ const OBJECTIVES = {
 // `entry`: the part of the page; `kinds`: models that it is for, all if absent; `route`: the gradient
 // route that it needs; `isCheap`: a URL with a result runs it again; `hasDryRun`: its requests can be
 // checked before the run; `isOfTwo`: it compares two served models; `uses`: whether it uses all texts, text A or none; `second`: requests after
-// the first answer, with their own drawing function and checks.
+// the first answer, each with `more` if its result can need further ones, with their own drawing function and checks.
 export const SECTIONS = {
   rank: {
     entry: "why", kinds: ["embedding", "reranker", "multi", "sparse"], button: "Rank", isCheap: true, uses: () => "none",

@@ -196,8 +196,10 @@ HEAD = "query,document,relevance\n"
         (f"{HEAD}a,b,1\na,c,yes", "line 3: the relevance must be"),
         (f"{HEAD}a,b,-1", "line 2: the relevance must be"),
         (f"{HEAD}a,b,0\na,c,0", "line 2: no document of this query"),
-        (f'{HEAD}a,"b\nc",1\na', "line 4: it must have a query and a document"),
+        (f'{HEAD}a,"b\nc",1\na', "line 4: 1 cell, and the header has 3"),
         (f'{HEAD}a,b,1\na,"c,1', "line 3: a quote is not closed"),
+        (f"{HEAD}a,,1", "line 2: it must have a query and a document"),
+        (f"{HEAD}a,b,1\na,c,0,more", "line 3: 4 cells, and the header has 3"),
     ],
 )
 def test_wrong_line_of_a_file_is_named(plain_page: Browser, content: str, problem: str) -> None:
@@ -219,6 +221,7 @@ def test_file_is_opened_or_dropped_and_is_not_in_the_url(
     file.write_text(lines_of(QUESTIONS[:2]))
     find(page, "#question-file").send_keys(str(file))
     until(partial(shows, page, "#questions-read", "2 questions with 6 documents."))
+    until(lambda: not find(page, "#question-file").get_property("value"))
     page.execute_script(
         "const files = new DataTransfer(); files.items.add(new File([arguments[0]], 'q.csv'));"
         "document.getElementById('questions').dispatchEvent("
@@ -238,11 +241,13 @@ def test_cancelled_run_keeps_its_results_and_says_what_is_missing(plain_page: Br
     show(page, "questions")
     # So many that not every response is drawn when it arrives.
     fill(page, lines_of(QUESTIONS * 30))
-    # The third request has no response until it is cancelled.
+    # The third request has no response until it is cancelled. A view adds a run.
     page.execute_script(
+        "const add = () => import('./debug/assets/state.js').then("
+        "({sections}) => sections.questions.runs.push({}));"
         "const send = window.fetch; let scores = 0;"
         "window.fetch = (path, options) => path === 'score' && (scores += 1) > 2"
-        "? new Promise((_, reject) => options.signal.addEventListener('abort',"
+        "? new Promise((_, reject) => add() && options.signal.addEventListener('abort',"
         "() => reject(new DOMException('', 'AbortError')))) : send(path, options)"
     )
     find(page, "#questions .go").click()
@@ -250,7 +255,8 @@ def test_cancelled_run_keeps_its_results_and_says_what_is_missing(plain_page: Br
     find(page, "#questions .cancel").click()
     until(partial(shows, page, "#questions > .problem", "Cancelled"))
     shown = find(page, "#questions .result").text
-    assert "118 questions of 120 have no result and do not count." in shown
+    assert "118 questions of 120 have not run." in shown
+    assert "no result" not in shown
     assert metrics_of(page)["hits@1"] in (0, 0.5, 1)
 
 
@@ -263,3 +269,28 @@ def test_question_without_result_is_named_and_does_not_count(plain_page: Browser
     assert "The question of line 1 could not be computed: " in shown
     assert "1 question of 2 has no result and does not count." in shown
     assert metrics_of(plain_page)["hits@1"] == 1
+
+
+def test_run_without_any_result_shows_the_problems(plain_page: Browser) -> None:
+    show(plain_page, "questions")
+    fill(plain_page, lines_of([{"query": "a" * 100_001, "documents": ["b"], "expected": 0}] * 2))
+    shown = run(plain_page, "questions")
+    assert "The question of line 1 could not be computed: " in shown
+    assert "The question of line 2 could not be computed: " in shown
+
+
+@pytest.mark.parametrize("status", [401, 403, None])
+def test_run_stops_at_a_problem_of_all_questions(plain_page: Browser, status: int | None) -> None:
+    show(plain_page, "questions")
+    fill(plain_page, lines_of(QUESTIONS))
+    plain_page.execute_script(
+        "const send = window.fetch; window.sent = 0;"
+        "window.fetch = (path, options) => { if (path !== 'score') return send(path, options);"
+        "window.sent += 1; return arguments[0] === null ? Promise.reject(new TypeError())"
+        ": Promise.resolve(Response.json({detail: 'no access'}, {status: arguments[0]})); }",
+        status,
+    )
+    run(plain_page, "questions")
+    problem = "could not be reached" if status is None else "No access."
+    assert problem in find(plain_page, "#questions > .problem").text
+    assert plain_page.execute_script("return window.sent") == 1

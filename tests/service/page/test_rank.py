@@ -188,10 +188,15 @@ def test_colours_have_the_signs_of_scores_without_each_sentence(
 
 
 def test_words_of_a_single_sentence_are_coloured(browser: Browser, minilm_url: str) -> None:
-    page = opened(browser, minilm_url)
-    row = row_of(page, PASSAGES[3])
-    words = [unit.text for unit in row.find_elements(By.CSS_SELECTOR, ".unit")]
-    assert words == [*PASSAGES[3].removesuffix(".").split(), "."]
+    # In the second one, no space is behind the question mark.
+    passages = [PASSAGES[3], "Did rain fall?- on the town", *PASSAGES[:2]]
+    page = opened(browser, minilm_url, QUERY, "\n\n".join(passages))
+    for passage, expected in (
+        (passages[0], [*PASSAGES[3].removesuffix(".").split(), "."]),
+        (passages[1], ["Did", "rain", "fall", "?-", "on", "the", "town"]),
+    ):
+        units = row_of(page, passage).find_elements(By.CSS_SELECTOR, ".unit")
+        assert [unit.text for unit in units] == expected
 
 
 def test_cut_line_is_where_the_tokenizer_truncates(
@@ -261,6 +266,85 @@ def test_expected_passage_is_compared_with_the_first(browser: Browser, minilm_ur
     assert not texts(page, "#rank .why li")
 
 
+def unit(text: str, content: str, left_out: float | None) -> Json:
+    start = text.index(content)
+    return {"start": start, "end": start + len(content), "left_out": left_out}
+
+
+def side(by: str, units: list[Json], text: str) -> Json:
+    return {"by": by, "units": units, "start": 0, "end": len(text)}
+
+
+def reasons(
+    page: Browser, queries: list[Json], documents: list[Json], *, is_truncated: bool = False
+) -> list[str]:
+    """Return why the second of two passages is not first."""
+    ranking = {
+        "query": "phone support",
+        "passages": [{"text": text, "id": None} for text in PASSAGES[:2]],
+        "order": [0, 1],
+        "scores": [0.5, 0.4],
+        "truncated": [is_truncated] * 2,
+    }
+    explanations = [{"texts": texts} for texts in zip(queries, documents, strict=True)]
+    runs = [{"key": "margin", "result": {"explanations": explanations}}]
+    sentences: list[str] = page.execute_script(
+        "const [ranking, runs] = arguments;"
+        "return import('./debug/assets/rank_expected.js').then(({drawExpected}) => ["
+        "...drawExpected(ranking, 1, runs).querySelectorAll('li')].map((own) => own.textContent))",
+        ranking,
+        runs,
+    )
+    return sentences
+
+
+def query_side(phone: float | None, support: float | None) -> Json:
+    words = [unit("phone support", "phone", phone), unit("phone support", "support", support)]
+    return side("words", words, "phone support")
+
+
+def document_side(index: int, *effects: float | None) -> Json:
+    text = PASSAGES[index]
+    first = text.split(". ")[0] + "."
+    contents = [first, text.removeprefix(first).strip()]
+    units = [unit(text, *pair) for pair in zip(contents, effects, strict=True)]
+    return side("sentences", units, text)
+
+
+def test_unmeasured_word_of_the_query_is_not_called_missing(page: Browser) -> None:
+    documents = [document_side(0, 0.1, 0.0), document_side(1, 0.1, 0.0)]
+    queries = [query_side(0.3, 0.2), query_side(None, 0.2)]
+    *_, step = reasons(page, queries, documents)
+    assert "no measured word of the query is missing" in step
+    *_, step = reasons(page, [queries[0], query_side(0.0, 0.2)], documents)
+    assert "say more about “phone”, from which" in step
+
+
+def test_sentences_about_units_are_about_the_measured_ones(page: Browser) -> None:
+    queries = [query_side(0.3, 0.2)] * 2
+    whole, partial = ([document_side(index, 0.0, last) for index in (0, 1)] for last in (0.0, None))
+    _, first, *_, step = reasons(page, queries, whole)
+    assert first == "No sentence of the first passage raises its score."
+    assert "no sentence lowers its score" in step
+    _, first, *_, step = reasons(page, queries, partial)
+    assert first == "No measured sentence of the first passage raises its score."
+    assert "no measured sentence lowers its score" in step
+    words = [{**own, "by": "words"} for own in whole]
+    assert "no word lowers its score" in reasons(page, queries, words)[-1]
+
+
+def test_predictions_for_truncated_passages_are_about_the_read_part(page: Browser) -> None:
+    queries = [query_side(0.3, 0.2)] * 2
+    documents = [document_side(0, 0.2, 0.0), document_side(1, 0.1, -0.2)]
+    for is_truncated, first, second in (
+        (False, "the first would have 0.3", "it would have 0.6"),
+        (True, "the part that the model reads of the first", "the part that the model reads would"),
+    ):
+        _, sentence, *_, step = reasons(page, queries, documents, is_truncated=is_truncated)
+        assert first in sentence
+        assert second in step
+
+
 def test_part_behind_the_cut_line_is_scored_in_chunks(browser: Browser, minilm_url: str) -> None:
     page = opened(browser, minilm_url, QUERY, "\n\n".join([*PASSAGES, LONG]), expected="4")
     until(lambda: texts(page, "#rank .why li"))
@@ -275,6 +359,24 @@ def test_part_behind_the_cut_line_is_scored_in_chunks(browser: Browser, minilm_u
     rank = place([*scores[:4], best], 4)
     assert sentences[-1].startswith("Next: divide it into chunks.")
     assert f"rank {rank}," in sentences[-1]
+
+
+def test_problem_of_the_chunks_is_shown_in_the_comparison_alone(
+    browser: Browser, minilm_url: str
+) -> None:
+    page = opened(browser, minilm_url, QUERY, "\n\n".join([*PASSAGES, LONG]))
+    page.execute_script(
+        "const send = window.fetch;"
+        "window.fetch = (url, options) => options?.body?.includes('chunking')"
+        " ? Promise.resolve(Response.json({detail: 'too long'}, {status: 400}))"
+        " : send(url, options);"
+    )
+    problem = "The chunks behind the cut line could not be scored: too long."
+    find_in(row_of(page, "the mayor of the old town"), "[data-action=expect]").click()
+    until(lambda: problem in texts(page, "#rank .why li"))
+    find(page, "#rank [data-action=unexpect]").click()
+    until(lambda: not texts(page, "#rank .why li"))
+    assert problem not in texts(page, "#rank .second p")
 
 
 def test_missing_passage_is_added_and_expected(browser: Browser, minilm_url: str) -> None:
@@ -331,6 +433,11 @@ def test_edited_passage_and_query_have_the_scores_of_the_new_texts(
     until(partial(shows, page, "#rank-whatif .outcome", "Nothing is struck out or edited."))
     assert not any(texts(page, "#rank .after"))
     assert query.get_property("value") == QUERY
+    page.execute_script("window.fetch = () => Promise.reject(new TypeError())")
+    query.send_keys("!")
+    until(partial(shows, page, "#rank-whatif .problem", "could not be reached"))
+    assert find(page, "#rank [data-action=undo-all]").is_displayed()
+    assert not find(page, "#rank-whatif .outcome").text
 
 
 def test_chunks_have_the_scores_of_the_best_chunks(browser: Browser, minilm_url: str) -> None:
@@ -368,6 +475,9 @@ def test_other_model_has_its_own_scores(browser: Browser, url_of_both: str) -> N
             [("a, “b”\nc".replace("“", '"').replace("”", '"'), "x"), ("d", "y")],
         ),
         ("Content\na\nb", [("a", None), ("b", None)]),
+        ('text\n"a\n\nb"', [("a\n\nb", None)]),
+        ("Content", [("Content", None)]),
+        ("Content\n\na", [("Content", None), ("a", None)]),
         (
             '"Yes," she said.\n\nText, or passage.',
             [('"Yes," she said.', None), ("Text, or passage.", None)],
@@ -395,7 +505,8 @@ def test_passages_are_read_by_the_format_of_their_text(
             '{"text": "a"}\n\n{"body": "b"}',
             "line 3 of the passages is neither a text nor an object",
         ),
-        ('text,id\na,1\n"b\nc",2,3', "line 3 of the passages has 3 cells, and the header has 2"),
+        ('text,id\na,1\n"b\nc",2,3', "line 3 of the passages: 3 cells, and the header has 2"),
+        ('text,id\n"a,1', "line 2 of the passages: a quote is not closed"),
         ("\n\n".join(["a"] * 51), "51 passages; the limit of this view is 50"),
         (" ", "write at least one passage"),
     ],
@@ -451,6 +562,26 @@ def test_url_with_a_wrong_request_says_so(browser: Browser, plain_url: str) -> N
     browser.get("about:blank")
     browser.get(f"{plain_url}/debug?request=%7Bquery")
     until(partial(shows, browser, "#rank > .problem", "the request in the URL is not JSON"))
+    assert not rows(browser)
+
+
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"queries": ["a", "b"]}, "the request in the URL has several queries"),
+        (
+            {"query": "a", "chunking": {"size": 9}, "prompt_name": "query", "top_n": 1},
+            "the request in the URL has chunking and prompt_name, without which",
+        ),
+    ],
+)
+def test_url_with_a_request_that_this_view_cannot_repeat_is_refused(
+    browser: Browser, plain_url: str, fields: Json, problem: str
+) -> None:
+    body = {**fields, "documents": ["c", "d"]}
+    browser.get("about:blank")
+    browser.get(f"{plain_url}/debug?{urlencode({'request': json.dumps(body)})}")
+    until(partial(shows, browser, "#rank > .problem", problem))
     assert not rows(browser)
 
 
