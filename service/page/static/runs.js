@@ -138,7 +138,7 @@ function clock(name, section, requests, finished) {
   return () => {
     clearInterval(timer);
     panel.hidden = true;
-    part(name, "cost").textContent = `took ${seconds()}`;
+    if (!section.isSecond) part(name, "cost").textContent = `took ${seconds()}`;
   };
 }
 
