@@ -182,7 +182,7 @@ class ChunkedTexts:
             own = [i for i, (_, end) in enumerate(offsets) if not mask[i] and end > start]
             first, last = (own[0], own[-1] + 1) if own else (len(mask), len(mask))
             spans = [(max(begin - start, 0), end - start) for begin, end in offsets[first:last]]
-            pieces = self._divide(index, spans, size, lambda _, tokens: (tokens, 0))
+            pieces = self._divide(index, spans, size, lambda _, tokens: (tokens, tokens - size))
             text = LateText(encoding.ids, first, last, max_tokens, prompt.tokens, pieces)
             self._late_texts.append(text)
             windows = text.rows()

@@ -141,7 +141,8 @@ def split(
         """Return the longest chunk from `start` that ends at a cut of a level beyond `after`."""
         limit = cuts.tokens[start] + size
         while True:
-            last_fitting = bisect_right(cuts.tokens, limit) - 1
+            # White space at the end, which can have tokens, is not in the chunk.
+            last_fitting = max(bisect_right(cuts.tokens, limit) - 1, start + 1)
             index = bisect_right(level, last_fitting) - 1
             if index < 0 or level[index] <= after:
                 return None
@@ -155,6 +156,8 @@ def split(
             if excess <= 0:
                 chunk = Chunk(begin, begin + len(part), tokens)
                 return end, Piece(chunk, cuts.tokens[start], cuts.tokens[end])
+            if end <= start + 1:
+                return None
             limit = cuts.tokens[end] - excess
 
     end, starts = 0, [0]

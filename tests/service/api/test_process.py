@@ -213,8 +213,11 @@ def test_failed_startup_exits_with_the_reason(
         ({"VITRINE_MODEL": "x"}, "those of its group are VITRINE_MODEL__NAME"),
     ],
 )
-def test_invalid_setting_is_named(environment: dict[str, str], message: str) -> None:
-    with process(**environment) as started:
+def test_invalid_setting_is_named(
+    small_artifact: Artifact, environment: dict[str, str], message: str
+) -> None:
+    settings = {"VITRINE_MODEL__PATH": str(small_artifact.path), **environment}
+    with process(**settings) as started:
         status, errors = outcome(started)
     assert status == 2
     assert message in errors
