@@ -1,4 +1,4 @@
-"""What the page says about results, mostly about responses that are written here."""
+"""Sentences of the page about results, most of them in responses that the tests write."""
 
 import json
 from functools import partial
