@@ -440,7 +440,7 @@ GUARDS = (
         "            if reserved + cost <= self._limit:\n",
         "            if True:\n",
         "tests/service/inference/model/test_deletions.py::"
-        "test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice",
+        "test_a_pair_whose_units_alone_take_too_many_tokens_leaves_the_others_theirs",
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
@@ -460,27 +460,26 @@ GUARDS = (
         "service/inference/explain/options.py",
         '"truncate" if options.on_overflow == "error" else options.on_overflow',
         '"truncate"',
-        "tests/service/inference/model/test_deletions.py::"
-        "test_variants_run_after_the_texts_and_are_truncated_if_too_long",
+        "tests/service/inference/model/test_deletions.py::test_variants_are_truncated_if_too_long",
     ),
     Guard(
         "service/inference/model/explanations.py",
         "deletion, limits, deletion.call_options(options)),",
         "deletion, limits, options),",
         "tests/service/inference/model/test_deletions.py::"
-        "test_variants_have_their_own_priority_within_that_of_the_call",
+        "test_texts_and_variants_have_their_own_priority_within_that_of_the_call",
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "self._values[whole] = self.results[index]",
+        "self._known.add(whole)",
         "pass",
         "tests/service/inference/model/test_deletions.py::"
         "test_a_cut_text_runs_once_if_the_part_that_is_read_has_its_tokens",
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "self.results[index][1].argmax()",
-        "self.results[index][1].argmin()",
+        "self._values[self.inputs[index]][1].argmax()",
+        "self._values[self.inputs[index]][1].argmin()",
         "tests/service/inference/model/test_label_deletions.py::"
         "test_the_explained_label_is_that_of_the_result_even_if_later_results_differ",
     ),

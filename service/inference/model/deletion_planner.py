@@ -116,9 +116,6 @@ class DeletionPlanner:
     Attributes:
         model: The model.
         inputs: The inputs of the call.
-        results: Values of the inputs, `(N, 2, C)`.
-        lengths: Number of tokens of each input.
-        truncated: Whether each input is truncated.
         order: Indices of the inputs to explain, the most important first.
         deletion: Options of the explanations.
         limits: Maximum number of tokens of both texts of a pair.
@@ -131,9 +128,6 @@ class DeletionPlanner:
 
     model: LoadedModel
     inputs: Sequence[Input]
-    results: Values
-    lengths: Sequence[int]
-    truncated: Sequence[bool]
     order: Sequence[int]
     deletion: Deletion
     limits: PairLimits
@@ -141,8 +135,10 @@ class DeletionPlanner:
     labels: Sequence[str] = ()
     aim: tuple[int, int] | None = None
     tokens: int = 0
-    # Parts of the inputs for which the tokens suffice, by index.
+    # Parts of the inputs for which the tokens suffice, and tokens of these inputs, by index.
     _of: dict[int, list[Part]] = field(default_factory=dict)
+    _lengths: dict[int, int] = field(default_factory=dict)
+    _values: dict[Input, Values] = field(default_factory=dict)
     # Number of tokens of each text, by side, that variants of the other text of its pair need.
     _others: dict[tuple[int, str], int] = field(default_factory=dict)
     # Number of tokens for pairs of units, and the inputs without each, by index.
@@ -154,8 +150,9 @@ class DeletionPlanner:
         return VariantTexts(self.model, self.limits, self.options)
 
     @cached_property
-    def _values(self) -> dict[Input, Values]:
-        return dict(zip(self.inputs, self.results, strict=True))
+    def _known(self) -> set[Input]:
+        """Texts whose values are those of the inputs, or have been asked for."""
+        return set(self.inputs)
 
     @property
     def texts(self) -> list[str]:
@@ -177,8 +174,14 @@ class DeletionPlanner:
         """Keep the values of variants, `(M, 2, C)`."""
         self._values.update(zip(variants, values, strict=True))
 
+    def add_results(self, results: Values) -> None:
+        """Keep the values of the inputs, `(N, 2, C)`; after `first`."""
+        self.add(self.inputs, results)
+        for part in self._parts:
+            self._values.setdefault(part.whole, results[part.index])
+
     def first(self) -> Sequence[Input]:
-        """Return the variants that depend on no results of others."""
+        """Return the variants that depend on no results."""
         available = self._keep()
         wanted = self._kept() if self._is_shapley else self._left_out(available)
         # The part of a text that the model reads can have other tokens than the text.
@@ -245,7 +248,9 @@ class DeletionPlanner:
         return int(0.95 * self.max_tokens)
 
     def _new(self, wanted: Iterable[Input]) -> list[Input]:
-        return [variant for variant in dict.fromkeys(wanted) if variant not in self._values]
+        new = [variant for variant in dict.fromkeys(wanted) if variant not in self._known]
+        self._known.update(new)
+        return new
 
     def _keep(self) -> int:
         """Keep the inputs for whose units the tokens suffice, the most important ones first.
@@ -255,31 +260,32 @@ class DeletionPlanner:
         spent = reserved = 0
         for index in self.order:
             self._check_deadline()
-            length = self.lengths[index]  # the units alone have as many
+            length, is_truncated = self._texts.measure(self.inputs[index])
+            # The units alone have as many tokens as the input.
             if reserved + length * (_RESERVED if self._of else 1) > self._limit:
                 continue
-            parts = self._parts_of(index)
+            parts = self._parts_of(index, is_truncated)
             others = self._others_of(parts)
             cost = sum(map(self._cost_of_units, parts)) + sum(others.values())
             if reserved + cost <= self._limit:
                 spent += cost
                 reserved += max(cost, _RESERVED * length)
-                self._of[index] = parts
+                self._of[index], self._lengths[index] = parts, length
                 self._others |= others
         self._check(bool(self._of))
         return self._limit - spent
 
-    def _parts_of(self, index: int) -> list[Part]:
+    def _parts_of(self, index: int, is_truncated: bool) -> list[Part]:
         own = self.inputs[index]
         texts = _texts_of(own)
         spans: Sequence[Span] = [(0, len(text)) for text in texts]
         whole = own
-        if self.truncated[index]:
+        if is_truncated:
             spans = self._texts.read(own)
             read = [text[slice(*span)] for text, span in zip(texts, spans, strict=True)]
             whole = read[0] if isinstance(own, str) else (read[0], read[1])
             if self._texts.have_same_rows(own, whole):
-                self._values[whole] = self.results[index]
+                self._known.add(whole)
         chosen = range(len(texts)) if self.labels else self.deletion.texts
         return [self._part_of(index, text, spans[text], whole) for text in chosen]
 
@@ -317,7 +323,7 @@ class DeletionPlanner:
 
     def _cost_of_units(self, part: Part) -> int:
         """Return the number of tokens of the units alone, or of the texts for Shapley values."""
-        whole = 0 if part.whole in self._values else part.length
+        whole = 0 if part.whole in self._known else part.length
         if self._is_shapley:  # a subset and its complement have all units
             return whole + part.rest + part.samples // 2 * (part.length + part.rest + 2)
         return whole + part.length + len(part.units) * (part.rest + 1)
@@ -336,7 +342,7 @@ class DeletionPlanner:
         """Return each unit alone and, if the tokens suffice, the texts without each unit."""
         if self.aim is not None:
             per_token, least = self.aim
-            aim = max(least, per_token * sum(self.lengths[index] for index in self._of))
+            aim = max(least, per_token * sum(self._lengths.values()))
             available = max(0, min(available, aim - (self._limit - available)))
         # The other texts run again with second variants.
         available -= min(available, sum(self._others.values()))
@@ -481,7 +487,7 @@ class DeletionPlanner:
             return None
         if self.deletion.label is not None:
             return self.deletion.label
-        return self.labels[int(self.results[index][1].argmax())]
+        return self.labels[int(self._values[self.inputs[index]][1].argmax())]
 
     def _check(self, fits: bool) -> None:
         if not fits:

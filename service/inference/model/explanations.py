@@ -1,9 +1,10 @@
-"""Explanations by deletion: the model scores variants of texts whose results it has returned."""
+"""Explanations by deletion: the model scores texts, and variants of them."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar, cast
 
 import numpy as np
@@ -25,7 +26,6 @@ from service.inference.model.scoring import (
 )
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.metrics import observe_stages
-from service.inference.results.scores import Scores
 from service.inference.results.vectors import Stages
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 
@@ -43,20 +43,18 @@ async def explain_scores(
     model: LoadedModel,
     queries: Sequence[str],
     documents: Sequence[str],
-    result: PairScores,
-    best: Sequence[int],
+    best: int | None,
     how: Deletion | Highlights,
     limits: PairLimits,
     options: CallOptions,
 ) -> PairScores:
-    """Return scores with explanations of the best ones, as far as the tokens suffice.
+    """Return the scores of pairs, with explanations as far as the tokens suffice.
 
     Args:
         model: The model.
         queries: One query for all documents, or one per document.
         documents: Text of each document.
-        result: Scores of the pairs.
-        best: Indices of the pairs to explain, the most important first.
+        best: Number of best scores to explain, best first; None: all, in the order of the pairs.
         how: Options of the explanations.
         limits: Maximum number of tokens of each query and of each document.
         options: Options of the call.
@@ -68,23 +66,23 @@ async def explain_scores(
     deletion = Deletion(by="sentences") if isinstance(how, Highlights) else how
     pairs: list[Pair] = list(zip(repeated(queries, len(documents)), documents, strict=True))
     planner = DeletionPlanner(
-        *(model, pairs, _values(result.scores, result.raw_scores)[:, :, None]),
-        *(result.tokens, result.truncated, best),
-        *(deletion, limits, deletion.call_options(options)),
+        *(model, pairs, range(len(pairs)), deletion, limits, deletion.call_options(options)),
         aim=_HIGHLIGHTS if isinstance(how, Highlights) else _aim_of(deletion),
     )
 
     async def run(variants: Sequence[Input]) -> Values:
         first, second = zip(*cast(Sequence[Pair], variants), strict=True)
         rest = limits, 0, None, planner.options, planner.count
-        found = await score(model, first, second, *rest)
-        return _values(found.scores, found.raw_scores)[:, :, None]
+        return _values_of_scores(await score(model, first, second, *rest))
 
+    own = replace(options, priority=planner.options.priority)
+    texts = asyncio.create_task(score(model, queries, documents, limits, 0, None, own))
+    order = None if best is None else partial(PairScores.ranking, limit=best)
     try:
-        explained = await _explain(result, planner, run)
+        explained = await _explained(texts, _values_of_scores, order, planner, run)
     except InvalidInput as error:
         if error.code == "too_many_tokens" and isinstance(how, Highlights):
-            return result
+            return await texts
         raise
     if not isinstance(how, Highlights):
         return explained
@@ -111,51 +109,80 @@ async def explain_labels(
     if deletion.of != "document" or deletion.top_n is not None:
         name = "top_n" if deletion.top_n is not None else "of"
         raise InvalidInput(f"{name} is for scores of documents", pointer=f"/explain/{name}")
-    result = await classify(model, inputs, NO_LIMITS, options)
     planner = DeletionPlanner(
-        *(model, inputs, _values(result.scores, result.logits)),
-        [len(row.ids) for row in result.rows],
-        [row.truncated for row in result.rows],
-        range(len(inputs)),
-        *(deletion, NO_LIMITS, deletion.call_options(options)),
+        *(model, inputs, range(len(inputs)), deletion, NO_LIMITS, deletion.call_options(options)),
         labels=labels,
         aim=_aim_of(deletion),
     )
 
     async def run(variants: Sequence[Input]) -> Values:
-        found = await classify(model, variants, NO_LIMITS, planner.options, planner.count)
-        return _values(found.scores, found.logits)
+        return _values_of_labels(
+            await classify(model, variants, NO_LIMITS, planner.options, planner.count)
+        )
 
-    return await _explain(result, planner, run)
+    own = replace(options, priority=planner.options.priority)
+    texts = asyncio.create_task(classify(model, inputs, NO_LIMITS, own))
+    return await _explained(texts, _values_of_labels, None, planner, run)
 
 
 def _aim_of(deletion: Deletion) -> tuple[int, int] | None:
     return _AUTO if deletion.is_auto and deletion.max_tokens is None else None
 
 
-def _values(scores: Scores, logits: Scores) -> Values:
-    return np.stack([scores, logits], 1)
+def _values_of_scores(result: PairScores) -> Values:
+    return np.stack([result.scores, result.raw_scores], 1)[:, :, None]
 
 
-async def _explain(result: Result, planner: DeletionPlanner, run: Run) -> Result:
-    """Return results with explanations, which are a stage of the call."""
+def _values_of_labels(result: Classification) -> Values:
+    return np.stack([result.scores, result.logits], 1)
+
+
+async def _explained(
+    texts: asyncio.Task[Result],
+    values_of: Callable[[Result], Values],
+    order: Callable[[Result], Sequence[int]] | None,
+    planner: DeletionPlanner,
+    run: Run,
+) -> Result:
+    """Return the results of texts with explanations, which are a stage of the call.
+
+    Args:
+        texts: Returns the results. Its errors come first.
+        values_of: Returns the values of the results.
+        order: Returns the indices of the inputs to explain; None: all. Then variants run beside
+            the texts, since one short text leaves cores idle.
+        planner: Chooses the variants.
+        run: Scores variants.
+    """
     model, deadline = planner.model, planner.options.deadline
 
     async def score_variants(variants: Sequence[Input]) -> None:
         if variants:
             planner.add(variants, await run(variants))
 
-    started = time.perf_counter()
+    async def score_first() -> None:
+        # A variant has a token at least.
+        bounds = planner.texts, planner.max_tokens, deadline
+        await score_variants(await model.run_tokenizer(planner.first, *bounds))
+
+    first = asyncio.create_task(score_first()) if order is None else None
     try:
+        result = await texts
+        started = time.perf_counter()
+        if order is not None:
+            planner.order = order(result)
         with of_variants():
-            # A variant has a token at least.
-            bounds = planner.texts, planner.max_tokens, deadline
-            await score_variants(await model.run_tokenizer(planner.first, *bounds))
+            await (first or score_first())
+            planner.add_results(values_of(result))
             await score_variants(await asyncio.to_thread(planner.second))
     except TimeoutError:
         if deadline is None:
             raise
         raise deadline.exceeded() from None
+    finally:
+        if first is not None:
+            first.cancel()
+            await asyncio.wait([first])
     deletions, shapley_values = await asyncio.to_thread(planner.explanations)
     seconds = {"explain": time.perf_counter() - started}
     observe_stages(model.metrics.stage_seconds, started, seconds)

@@ -479,11 +479,9 @@ class Model(LoadedModel):
             count = min(chosen.top_n or default, count)
         terms = count if isinstance(chosen, Terms) else 0
         with scoring.locating(1, "/query", "/documents/{}"):
-            result = await scoring.rerank(self, query, documents, limits, terms, chunking, call)
-        if chosen is None or isinstance(chosen, Terms):
-            return result
-        best = result.ranking(count)
-        return await explain_scores(self, [query], documents, result, best, chosen, limits, call)
+            if chosen is None or isinstance(chosen, Terms):
+                return await scoring.rerank(self, query, documents, limits, terms, chunking, call)
+            return await explain_scores(self, [query], documents, count, chosen, limits, call)
 
     async def score(
         self,
@@ -537,12 +535,11 @@ class Model(LoadedModel):
         top_n = chosen.top_n if isinstance(chosen, Deletion | Terms) else None
         terms = (top_n or len(documents)) if isinstance(chosen, Terms) else 0
         with scoring.locating(len(queries), *paths):
-            result = await scoring.score(self, queries, documents, NO_LIMITS, terms, chunking, call)
-        if chosen is None or isinstance(chosen, Terms):
-            return result
-        is_ordered = isinstance(chosen, Deletion) and top_n is None
-        best = range(len(documents)) if is_ordered else result.ranking(top_n)
-        return await explain_scores(self, queries, documents, result, best, chosen, NO_LIMITS, call)
+            if chosen is None or isinstance(chosen, Terms):
+                rest = NO_LIMITS, terms, chunking, call
+                return await scoring.score(self, queries, documents, *rest)
+            best = top_n if isinstance(chosen, Deletion) else len(documents)
+            return await explain_scores(self, queries, documents, best, chosen, NO_LIMITS, call)
 
     async def tokenize(
         self,

@@ -34,6 +34,12 @@ class VariantTexts:
         """Whether the model reads both texts of a pair at once."""
         return "logits" in self.model.artifact.manifest.outputs
 
+    def measure(self, own: Input) -> tuple[int, bool]:
+        """Return the number of tokens of an input, and whether a text of it is truncated."""
+        sides = (0,) if self.are_read_together else (0, 1)
+        rows = [row for side in sides if (row := self._row(own, side)) is not None]
+        return sum(len(row.ids) for row in rows), any(row.truncated for row in rows)
+
     def read(self, own: Input) -> Sequence[Span]:
         """Return the span of each text of an input that the model reads."""
         tokenizer, overflow = self.model.tokenizer, self.options.on_overflow

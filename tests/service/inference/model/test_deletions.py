@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any, Literal, cast
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -234,7 +233,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[CallOptions]:
 @pytest.mark.parametrize(
     ("overflow", "of_variants"), [("error", "truncate"), ("truncate_left", "truncate_left")]
 )
-def test_variants_run_after_the_texts_and_are_truncated_if_too_long(
+def test_variants_are_truncated_if_too_long(
     models: dict[str, vitrine.SyncModel],
     runs: list[CallOptions],
     overflow: OnOverflow,
@@ -252,7 +251,7 @@ def test_variants_run_after_the_texts_and_are_truncated_if_too_long(
         ("bulk", "interactive", "bulk"),
     ],
 )
-def test_variants_have_their_own_priority_within_that_of_the_call(
+def test_texts_and_variants_have_their_own_priority_within_that_of_the_call(
     models: dict[str, vitrine.SyncModel],
     runs: list[CallOptions],
     priority: Priority,
@@ -261,7 +260,7 @@ def test_variants_have_their_own_priority_within_that_of_the_call(
 ) -> None:
     deletion = vitrine.Deletion(by="words", priority=priority)
     models["cosine"].score("a", "b c", explain=deletion, priority=of_call)
-    assert [options.priority for options in runs] == [of_call, expected]
+    assert [options.priority for options in runs] == [expected, expected]
 
 
 def test_errors_name_the_text_of_the_caller_or_none(
@@ -377,13 +376,20 @@ def test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice(
     assert most <= max(len(documents), 11 * explained)
 
 
+def test_a_pair_whose_units_alone_take_too_many_tokens_leaves_the_others_theirs(
+    models: dict[str, vitrine.SyncModel],
+) -> None:
+    documents = ["w5", "w5 w6 w7 w8 w9 w10 w11 w12 w13", "w6"]
+    deletion = vitrine.Deletion(by="words", max_tokens=200)
+    # The query is beside each of nine words.
+    result = models["reranker"].score("w5 " * 12, documents, explain=deletion)
+    assert [*result.deletions] == [0, 2]
+
+
 def test_planning_ends_at_the_deadline() -> None:
     planner = DeletionPlanner(
         model=cast(LoadedModel, None),
         inputs=[("a", "b")],
-        results=np.zeros((1, 2, 1)),
-        lengths=[6],
-        truncated=[False],
         order=[0],
         deletion=vitrine.Deletion(),
         limits=(None, None),
@@ -465,23 +471,25 @@ def test_a_cut_text_runs_once_if_the_part_that_is_read_has_its_tokens(
 ) -> None:
     if not are_known:
         monkeypatch.setattr(VariantTexts, "have_same_rows", lambda *_: False)
-    ran: list[Sequence[vitrine.Row]] = []
-    run = LoadedModel.encode_rows
+    texts: list[vitrine.Row] = []
+    variants: list[vitrine.Row] = []
+    run = LoadedModel.run
 
-    async def recorded(model: LoadedModel, rows: Sequence[vitrine.Row], *rest: Any) -> Any:  # noqa: ANN401
-        ran.append(rows)
-        return await run(model, rows, *rest)
+    async def recorded(model: LoadedModel, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        found = await run(model, *arguments, **named)
+        (variants if named.get("count_tokens") else texts).extend(found[0])
+        return found
 
-    monkeypatch.setattr(LoadedModel, "encode_rows", recorded)
+    monkeypatch.setattr(LoadedModel, "run", recorded)
     document = " ".join(f"It is w{index} cat w{index + 1}." for index in range(5, 60)) * 2
     tokens = models[kind].score("w7", document).tokens[0]
     deletion = vitrine.Deletion(by="sentences", max_tokens=3 * tokens)
-    ran.clear()
+    texts.clear()
     result = models[kind].score("w7", document, explain=deletion)
     assert result.truncated == [True]
-    assert result.explanation_tokens == sum(len(row.ids) for rows in ran[1:] for row in rows)
-    longest = max(ran[0], key=lambda row: len(row.ids))
-    assert (longest.ids in [row.ids for rows in ran[1:] for row in rows]) is not are_known
+    assert result.explanation_tokens == sum(len(row.ids) for row in variants)
+    longest = max(texts, key=lambda row: len(row.ids))
+    assert (longest.ids in [row.ids for row in variants]) is not are_known
     (text,) = result.deletions[0].texts
     part = document[slice(*text.read)]
     assert text.whole == pytest.approx(score(models[kind], "w7", part), abs=1e-5)

@@ -1,7 +1,6 @@
 """Explanations of labels by deletion, against results of `classify` for the variants."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 
 import vitrine
 from models.artifact import Artifact
-from service.inference.batching.batcher import Outcome
 from service.inference.results.loaded_model import LoadedModel
 from tests.service.api.conftest import classifier  # noqa: F401 - a fixture
 from tests.service.inference.model.test_deletions import TEXT, left
@@ -130,20 +128,17 @@ def test_of_many_inputs_to_classify_those_that_fit_are_explained(
 def test_the_explained_label_is_that_of_the_result_even_if_later_results_differ(
     model: vitrine.SyncModel, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    ran: list[Sequence[vitrine.Row]] = []
-    run = LoadedModel.encode_rows
+    variants: list[vitrine.Row] = []
+    run = LoadedModel.run
 
-    async def negated(
-        model: LoadedModel,
-        rows: Sequence[vitrine.Row],
-        *rest: Any,  # noqa: ANN401
-    ) -> Outcome[Any]:
-        ran.append(rows)
-        outcome: Outcome[Any] = await run(model, rows, *rest)
-        sign = 1 if len(ran) == 1 else -1
-        return replace(outcome, results=[(sign * logits,) for (logits,) in outcome.results])
+    async def negated(model: LoadedModel, *arguments: Any, **named: Any) -> Any:  # noqa: ANN401
+        rows, (logits,), seconds = await run(model, *arguments, **named)
+        if not named.get("count_tokens"):
+            return rows, (logits,), seconds
+        variants.extend(rows)
+        return rows, ([-own for own in logits],), seconds
 
-    monkeypatch.setattr(LoadedModel, "encode_rows", negated)
+    monkeypatch.setattr(LoadedModel, "run", negated)
     inputs = [f"w{index} w5 cat" for index in range(6, 6 + count)]
     result = model.classify(inputs, explain=vitrine.Deletion(by="words", max_tokens=2000))
     assert result.deletions
@@ -154,4 +149,4 @@ def test_the_explained_label_is_that_of_the_result_even_if_later_results_differ(
         assert explanation.raw_texts[0].whole == result.logits[index, column]
     # No input runs again.
     own = {tuple(row.ids) for row in result.rows}
-    assert own.isdisjoint(tuple(row.ids) for rows in ran[1:] for row in rows)
+    assert own.isdisjoint(tuple(row.ids) for row in variants)
