@@ -366,8 +366,8 @@ GUARDS = (
         f"{_I}batching/test_batch_former.py::test_long_items_take_every_second_turn_while_shorter_ones_wait",
     ),
     Guard(
-        "service/inference/tokenizing/tokenizer.py",
-        "self._overflow(encoding, has_special) >= MARGIN",
+        "service/inference/tokenizing/encodings.py",
+        "overflow >= MARGIN",
         "True",
         f"{_I}tokenizing/test_tokenizer.py::test_part_of_a_text_gives_the_tokens_of_the_whole",
     ),

@@ -221,7 +221,7 @@ GUARDS = (
         f"{_B}test_job.py::test_texts_in_chunks_never_exceed_what_may_be_tokenised_at_once",
     ),
     Guard(
-        "service/inference/tokenizing/tokenizer.py",
+        "service/inference/tokenizing/encodings.py",
         "        if longest > self._max_whole_chars:\n",
         "        if False:\n",
         f"{_B}test_damaged_records.py::test_text_that_must_be_tokenised_whole_beyond_the_limit_is_a"

@@ -21,7 +21,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/results/chunked_texts.py",
-        "whole = self._count(prompt.text + part) if prompt.text else tokens",
+        "whole = self._tokenizer.count(prompt.text + part) if prompt.text else tokens",
         "whole = tokens + taken",
         f"{_I}tokenizing/test_chunking.py::test_chunk_fits_with_a_prompt_whose_tokens_merge_with_the_chunks",
     ),
@@ -260,7 +260,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/tokenizing/tokenizer.py",
-        "return limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]",
+        "return limits[0] + self.count(prompt), limits[1]",
         "return limits",
         f"{_T}test_reranker_prompts.py::test_limit_of_a_query_does_not_count_the_prompt",
     ),
@@ -286,8 +286,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/tokenizing/tokenizer.py",
-        "limit, has_special = rules.max_tokens, not rules.looks_up",
-        "limit, has_special = rules.max_tokens, True",
+        "with_special=not rules.looks_up",
+        "with_special=True",
         f"{_T}test_inference_free.py::"
         "test_weights_of_queries_are_exactly_those_of_sentence_transformers",
     ),

@@ -305,8 +305,10 @@ class DeletionPlanner:
     def _units(self, text: str, by: UnitKind) -> list[Span]:
         if by != "chunks":
             return unit_spans(text, by)
-        tokens = self.model.tokenizer.encode_untruncated(text, add_special_tokens=False).offsets
-        pieces = split(text, tokens, "sentences", CHUNK_TOKENS, 0, lambda _, count: (count, 0))
+        (encoding,) = self.model.tokenizer.encodings.untruncated([text], with_special=False)
+        pieces = split(
+            text, encoding.offsets, "sentences", CHUNK_TOKENS, 0, lambda _, count: (count, 0)
+        )
         spans = [(piece.chunk.start, piece.chunk.end) for piece in pieces]
         return [span for span in spans if text[slice(*span)].strip()]
 

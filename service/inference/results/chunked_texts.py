@@ -69,12 +69,12 @@ class ChunkedTexts:
         size = self._size(room, "special tokens and the prompt")
         if self._chunking.late:
             return self._late_rows(prompt, self._tokenizer.rules(prompt_name).max_tokens, size)
-        taken = self._count(prompt.text)
+        taken = self._tokenizer.count(prompt.text)
 
         def measure(part: str, _: int) -> tuple[int, int]:
-            tokens = self._count(part)
+            tokens = self._tokenizer.count(part)
             # Tokens at the border of prompt and text can differ from those of each alone.
-            whole = self._count(prompt.text + part) if prompt.text else tokens
+            whole = self._tokenizer.count(prompt.text + part) if prompt.text else tokens
             return tokens, max(tokens - size, whole - taken - room)
 
         for index in range(len(self.texts)):
@@ -101,7 +101,7 @@ class ChunkedTexts:
             size = self._size(room_of(self._query(queries, index)), "special tokens and the query")
 
             def measure(part: str, _: int, size: int = size) -> tuple[int, int]:
-                tokens = self._count(part)
+                tokens = self._tokenizer.count(part)
                 return tokens, tokens - size
 
             self._divide(index, self._encode(index).offsets, size, measure)
@@ -252,13 +252,10 @@ class ChunkedTexts:
         """Return the tokens of a text, with a prompt, after a check of the text."""
         text = self.texts[index]
         self._tokenizer.check_text(text, index)
-        return self._tokenizer.encode_untruncated(
-            prompt + text, add_special_tokens=add_special_tokens
+        (encoding,) = self._tokenizer.encodings.untruncated(
+            [prompt + text], with_special=add_special_tokens
         )
-
-    def _count(self, text: str) -> int:
-        """Return the number of tokens of a text, without special tokens."""
-        return len(self._tokenizer.encode_plain([text])[0].ids) if text else 0
+        return encoding
 
     @staticmethod
     def _query(queries: Sequence[str], index: int) -> str:

@@ -1,37 +1,25 @@
 """Conversion of texts to rows of token ids, validated and truncated to the model's length limit."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TypeVar, cast
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from models.artifact import MANIFEST, TOKENIZER, Artifact, ArtifactError, TokenRules
 from models.packing import NO_ADAPTER
 from models.panics import panics_as_errors
 from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
+from service.inference.tokenizing.encodings import TextEncodings, outer_span, slices, spans_of
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits, PairTokenizer
 from service.inference.tokenizing.rows import NO_PROMPT, Prompt, Row, Span, TokenizedText, fill_row
 from service.inference.tokenizing.shared_tokenizers import (
     invalid_tokenizer_errors,
     shared_tokenizer,
 )
-from service.inference.tokenizing.text_parts import (
-    CHARS_PER_TOKEN,
-    MARGIN,
-    part_of,
-    tokens_span_words,
-)
-
-# Maximum number of characters per call of the tokenizers library; a longer text gets its own call.
-_SLICE_CHARS = 200_000
-# A single text of up to this many characters is tokenised without releasing the GIL. The batch call
-# releases the GIL. Reacquiring it while engines keep all cores busy takes longer than tokenising
-# such a text.
-_SHORT_CHARS = 500
 
 # Spellings of the token that replaces text in an attribution baseline, by name of the baseline.
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
@@ -49,8 +37,12 @@ class TextTokenizer:
     Args:
         artifact: Artifact with the tokenizer, the prompts and the maximum number of tokens.
         max_chars: Maximum number of characters per text; a longer text raises `TooLarge`.
-        max_whole_chars: The same for a text that is tokenised whole, because it is divided into
-            chunks, or has no place to cut it (see `text_parts`); None: no limit of its own.
+        max_whole_chars: The same, with the prompt, for a text that is tokenised whole, because it
+            is divided into chunks, or has no place to cut it (see `text_parts`); None: no limit of
+            its own.
+
+    Attributes:
+        encodings: Encodings of texts without prompts and rules.
 
     Raises:
         ArtifactError: The tokenizer is invalid, or does not fit the manifest.
@@ -64,7 +56,6 @@ class TextTokenizer:
         self._special_tokens = self._shared.special_tokens
         self._manifest = manifest
         self._max_chars = max_chars
-        self._max_whole_chars = max_chars if max_whole_chars is None else max_whole_chars
         self._network_rules = TokenRules(max_tokens=manifest.max_tokens)
         self._rules = {"": self._network_rules, **manifest.token_rules}
         self._check_manifest()
@@ -72,8 +63,9 @@ class TextTokenizer:
             self._tokenizer = self._shared.variant(manifest.max_tokens)
             for rules in self._rules.values():  # in advance, because it takes long
                 self._shared.variant(rules.max_tokens, is_left=self._drops_left("truncate"))
-            added = self._tokenizer.get_added_tokens_decoder().values()
-            self._tokens_span_words = tokens_span_words([token.content for token in added])
+            if max_whole_chars is None:
+                max_whole_chars = max_chars + max(map(len, manifest.prompts.values()), default=0)
+            self.encodings = TextEncodings(self._shared, max_whole_chars)
             adapters = {name: index for index, name in enumerate(manifest.adapters)}
             self._prompts = {
                 name: Prompt(
@@ -172,7 +164,7 @@ class TextTokenizer:
         return [
             replace(
                 row,
-                # Unlike `_spans`, with the empty span of a token that stands for no character.
+                # Unlike `spans_of`, with the empty span of a token that stands for no character.
                 offsets=[
                     None if special else span
                     for span, special in zip(
@@ -267,7 +259,7 @@ class TextTokenizer:
         (row,) = self.rows_of_texts([text], prompt_name, on_overflow, with_offsets=True)
         if not row.truncated:
             return 0, len(text)
-        return _outer_span(row.offsets or (), text, drops_left=self._drops_left(on_overflow))
+        return outer_span(row.offsets or (), text, drops_left=self._drops_left(on_overflow))
 
     def read_spans(
         self,
@@ -294,45 +286,29 @@ class TextTokenizer:
         """Return the limits of a pair whose first text has a prompt, which does not count."""
         if not prompt or limits[0] is None:
             return limits
-        return limits[0] + len(self.encode_plain([prompt])[0].ids), limits[1]
+        return limits[0] + self.count(prompt), limits[1]
 
     def _kept_span(self, text: str, kept: int, start: int, *, drops_left: bool) -> Span:
         """Return the span of the tokens that are kept of a text, counted from a character."""
-        encoding = self.encode_untruncated(text, add_special_tokens=False)
-        spans = _spans(encoding, start)
+        (encoding,) = self.encodings.untruncated([text], with_special=False)
+        spans = spans_of(encoding, start)
         if kept >= len(spans):
             return 0, len(text) - start
         own = spans[len(spans) - kept :] if drops_left else spans[:kept]
-        return _outer_span(own, text[start:], drops_left=drops_left)
+        return outer_span(own, text[start:], drops_left=drops_left)
 
     @cached_property
     def _pairs(self) -> PairTokenizer:
         return PairTokenizer(
             self._shared.variant(None),
-            self.encode_plain,
+            self.encodings.plain,
             self._manifest.max_tokens,
-            cuts_texts=not self._tokens_span_words,
+            cuts_texts=self.encodings.cuts_texts,
         )
 
-    def encode_plain(self, texts: Sequence[str]) -> list[Encoding]:
-        """Encode texts without special tokens, prompt and truncation; encodings lack offsets."""
-        self._check_whole(texts)
-        encodings: list[Encoding] = []
-        for part in _slices(texts):
-            with panics_as_errors("the tokenizer"):
-                encodings += self._shared.variant(None).encode_batch_fast(
-                    part, add_special_tokens=False
-                )
-        return encodings
-
-    def encode_untruncated(self, text: str, *, add_special_tokens: bool) -> Encoding:
-        """Encode a text without truncation, with the offsets of its tokens in characters."""
-        self._check_whole([text])
-        with panics_as_errors("the tokenizer"):
-            (encoding,) = self._shared.variant(None).encode_batch(
-                [text], add_special_tokens=add_special_tokens
-            )
-        return encoding
+    def count(self, text: str) -> int:
+        """Return the number of tokens of a text, without special tokens, prompt and truncation."""
+        return len(self.encodings.plain([text])[0].ids) if text else 0
 
     def room(self, prompt_name: str | None) -> int:
         """Return the number of tokens of a text that fits without truncation, prompt not counted.
@@ -342,8 +318,7 @@ class TextTokenizer:
         """
         rules, prompt = self.rules(prompt_name), self.prompt(prompt_name).text
         special = 0 if rules.looks_up else self._special_tokens
-        taken = len(self.encode_plain([prompt])[0].ids) if prompt else 0
-        return rules.max_tokens - special - taken
+        return rules.max_tokens - special - self.count(prompt)
 
     def pair_room(self, query: str, prompt_name: str | None, limit: int | None) -> int:
         """Return the number of tokens of a pair's second text that fit without truncation.
@@ -357,15 +332,16 @@ class TextTokenizer:
             InvalidInput: The prompt is unknown.
         """
         prompt = self.prompt(prompt_name).text
-        taken = len(self.encode_plain([prompt + query])[0].ids)
+        taken = self.count(prompt + query)
         if limit is not None:
-            own = len(self.encode_plain([prompt])[0].ids) if prompt else 0
-            taken = min(taken, own + limit)
+            taken = min(taken, self.count(prompt) + limit)
         return self._pairs.room - taken
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, truncated to the maximum length, without a prompt."""
-        return [encoding.ids for encoding in self._encode(texts, "truncate", with_offsets=False)]
+        is_left, limit = self._drops_left("truncate"), self._manifest.max_tokens
+        encoded = self.encodings.truncated(texts, limit, is_left=is_left)
+        return [encoding.ids for encoding in encoded]
 
     def prompted(self, text: str, prompt_name: str | None) -> str:
         """Return the text with the named or the default prompt prepended.
@@ -432,8 +408,7 @@ class TextTokenizer:
             self.check_text(part, index)
         (row,) = self.rows_of_pairs([texts], prompt_name, "error")
         prompt = self.prompt(prompt_name).text
-        with panics_as_errors("the tokenizer"):
-            encoding = self._shared.variant(None).encode(prompt + text, text_pair)
+        encoding = self.encodings.of_pair(prompt + text, text_pair)
         if encoding.ids != row.ids:
             raise RuntimeError("the tokenizers library gives a pair other tokens than the service")
         starts = {0: len(prompt), 1: 0}
@@ -497,12 +472,9 @@ class TextTokenizer:
             self.check_text(text, index)
         prompt = self.prompt(prompt_name).text
         tokens: list[list[tuple[int, str, Span | None]]] = []
-        for part in _slices(texts):
+        for part in slices(texts):
             prompted = [prompt + text for text in part]
-            with panics_as_errors("the tokenizer"):
-                encodings = self._shared.variant(None).encode_batch(
-                    prompted, add_special_tokens=add_special_tokens
-                )
+            encodings = self.encodings.untruncated(prompted, with_special=add_special_tokens)
             limit -= sum(map(len, encodings))
             if limit < 0:
                 raise InvalidInput(
@@ -536,15 +508,21 @@ class TextTokenizer:
             self.check_text(text, index)
         prompt, rules = self.prompt(prompt_name), self.rules(prompt_name)
         encoded: list[tuple[Row, Encoding]] = []
-        for part in _slices(texts):
+        for part in slices(texts):
             prompted = [prompt.text + text for text in part] if prompt.text else part
-            for encoding in self._encode(prompted, on_overflow, with_offsets, rules):
+            for encoding in self.encodings.truncated(
+                prompted,
+                rules.max_tokens,
+                is_left=self._drops_left(on_overflow),
+                with_offsets=with_offsets,
+                with_special=not rules.looks_up,
+            ):
                 row = Row(
                     encoding.ids,
                     bool(encoding.overflowing),
                     prompt.tokens,
                     prompt.adapter,
-                    _spans(encoding, len(prompt.text)) if with_offsets else None,
+                    spans_of(encoding, len(prompt.text)) if with_offsets else None,
                     is_looked_up=rules.looks_up,
                 )
                 if row.truncated or len(row.ids) <= prompt.tokens:
@@ -572,59 +550,6 @@ class TextTokenizer:
                 raise without_tokens(index)
         if row.truncated and on_overflow == "error":
             raise _too_long(index, rules.max_tokens)
-
-    def _encode(
-        self,
-        texts: Sequence[str],
-        on_overflow: OnOverflow,
-        with_offsets: bool,
-        rules: TokenRules | None = None,
-    ) -> list[Encoding]:
-        rules = rules or self._network_rules
-        limit, has_special = rules.max_tokens, not rules.looks_up
-        is_left = self._drops_left(on_overflow)
-        tokenizer = self._shared.variant(limit, is_left=is_left)
-        # Offsets count from the start of the text, which is missing in a part from its end.
-        is_cut = not (self._tokens_span_words or (is_left and with_offsets))
-        chars = CHARS_PER_TOKEN * limit
-        if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
-            return self._encode_whole(tokenizer, texts, with_offsets, has_special)
-        encodings: dict[int, Encoding] = {}
-        while len(encodings) < len(texts):
-            parts = {
-                index: part_of(text, chars, at_end=is_left)
-                for index, text in enumerate(texts)
-                if index not in encodings
-            }
-            encoded = self._encode_whole(tokenizer, list(parts.values()), with_offsets, has_special)
-            for (index, part), encoding in zip(parts.items(), encoded, strict=True):
-                if (
-                    len(part) == len(texts[index])
-                    or self._overflow(encoding, has_special) >= MARGIN
-                ):
-                    encodings[index] = encoding
-            chars *= 4
-        return [encodings[index] for index in range(len(texts))]
-
-    def _encode_whole(
-        self,
-        tokenizer: Tokenizer,
-        texts: Sequence[str],
-        with_offsets: bool,
-        has_special: bool = True,
-    ) -> list[Encoding]:
-        self._check_whole(texts)
-        with panics_as_errors("the tokenizer"):
-            if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
-                return [tokenizer.encode(texts[0], add_special_tokens=has_special)]
-            encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
-            encodings: list[Encoding] = encode(texts, add_special_tokens=has_special)
-            return encodings
-
-    def _overflow(self, encoding: Encoding, has_special: bool) -> int:
-        """Return the number of truncated tokens of a text, special tokens excluded."""
-        special = self._special_tokens if has_special else 0
-        return sum(len(part) - special for part in encoding.overflowing)
 
     def rules(self, prompt_name: str | None) -> TokenRules:
         """Return the rules for the tokens of texts with a prompt; None: with the default prompt."""
@@ -660,16 +585,6 @@ class TextTokenizer:
                     "the text contains half of a surrogate pair and cannot be encoded in UTF-8",
                     index=index,
                 ) from None
-
-    def _check_whole(self, texts: Sequence[str]) -> None:
-        # The library takes up to 620 bytes per character, and aborts the process without memory.
-        longest = max(map(len, texts), default=0)
-        if longest > self._max_whole_chars:
-            raise TooLarge(
-                f"a part of {longest} characters of the text must be tokenised at once; the limit "
-                f"is {self._max_whole_chars}",
-                code="text_too_large",
-            )
 
     def _check_ids(self, inputs: Sequence[Sequence[int]]) -> None:
         for index, ids in enumerate(inputs):
@@ -758,29 +673,6 @@ def _by_index(
         raise
 
 
-def _spans(encoding: Encoding, start: int) -> list[Span | None]:
-    """Return the span of each token in the text; None for special tokens and prompt tokens.
-
-    Args:
-        encoding: Encoding of the prompt and the text.
-        start: Length of the prompt, in characters.
-    """
-    return [
-        None if special or end <= start else (max(begin, start) - start, end - start)
-        for (begin, end), special in zip(
-            encoding.offsets, encoding.special_tokens_mask, strict=True
-        )
-    ]
-
-
-def _outer_span(spans: Sequence[Span | None], text: str, *, drops_left: bool) -> Span:
-    """Return the part of a text to the last of the spans, or from the first if `drops_left`."""
-    own = [span for span in spans if span is not None]
-    if not own:
-        return 0, 0
-    return (min(own)[0], len(text)) if drops_left else (0, max(end for _, end in own))
-
-
 def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]:
     # Byte offset of each character in UTF-8.
     starts = list(accumulate((len(char.encode()) for char in text), initial=0))
@@ -796,17 +688,3 @@ def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]
             strict=True,
         )
     ]
-
-
-def _slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield slices of the texts, each for one call of the tokenizers library.
-
-    Smaller calls take less memory: truncated tokens stay in memory until the call returns.
-    """
-    start, chars = 0, 0
-    for end, text in enumerate(texts):
-        chars += len(text)
-        if chars > _SLICE_CHARS and end > start:
-            yield texts[start:end]
-            start, chars = end, len(text)
-    yield texts[start:]

@@ -413,7 +413,7 @@ def test_texts_tokenized_in_slices_stay_in_order(
 ) -> None:
     texts = [f"text number {i} " * (1 + i % 7) for i in range(50)]
     whole = encode(client, texts)
-    monkeypatch.setattr("service.inference.tokenizing.tokenizer._SLICE_CHARS", 100)
+    monkeypatch.setattr("service.inference.tokenizing.encodings._SLICE_CHARS", 100)
     sliced = encode(client, texts)
     assert sliced["tokens"] == whole["tokens"]
     assert np.abs(np.subtract(sliced["embeddings"], whole["embeddings"])).max() <= 1e-6

@@ -113,15 +113,15 @@ def test_fields_incompatible_with_token_vectors_return_422(
 def test_token_outputs_are_tokenized_once(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tokenizer = ready_model(client).tokenizer
+    encodings = ready_model(client).tokenizer.encodings
     calls: list[bool] = []
-    encode = tokenizer._encode
+    encode = encodings.truncated
 
-    def counted(*arguments: Any) -> object:  # noqa: ANN401 - passed on
-        calls.append(arguments[2])
-        return encode(*arguments)
+    def counted(*arguments: Any, with_offsets: bool, **options: Any) -> object:  # noqa: ANN401 - passed on
+        calls.append(with_offsets)
+        return encode(*arguments, with_offsets=with_offsets, **options)
 
-    monkeypatch.setattr(tokenizer, "_encode", counted)
+    monkeypatch.setattr(encodings, "truncated", counted)
     assert tokens_of(client, ["a text", "another"])["offsets"][0] is not None
     assert calls == [True]
     calls.clear()

@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
 from service.debug.pipeline.words import words_of
+from service.inference.tokenizing.encodings import spans_of
 from service.inference.tokenizing.rows import Row, TokenizedText
-from service.inference.tokenizing.tokenizer import _spans
 from tests.small_tokenizers import byte_level_bpe, metaspace_unigram
 
 TOKENIZERS = {
@@ -30,7 +30,7 @@ def tokenizer(request: pytest.FixtureRequest, small_artifact: Artifact) -> Token
 
 def tokenized(tokenizer: Tokenizer, text: str) -> TokenizedText:
     encoding = tokenizer.encode(text)
-    spans = _spans(encoding, 0)
+    spans = spans_of(encoding, 0)
     indices = [None if span is None else 0 for span in spans]
     return TokenizedText([text], Row(encoding.ids, False, 0), encoding.tokens, spans, indices, {})
 

@@ -53,20 +53,19 @@ def test_part_of_a_text_gives_the_tokens_of_the_whole(
     tokenizer: TextTokenizer, text: str, on_overflow: OnOverflow
 ) -> None:
     is_left = on_overflow == "truncate_left"
-    truncating = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
-    (whole,) = tokenizer._encode_whole(truncating, [text], with_offsets=False)
-    (part,) = tokenizer._encode([text], on_overflow, with_offsets=False)
+    whole = tokenizer._shared.variant(MAX_TOKENS, is_left=is_left).encode(text)
+    (part,) = tokenizer.encodings.truncated([text], MAX_TOKENS, is_left=is_left)
     assert part.ids == whole.ids
     assert bool(part.overflowing) == bool(whole.overflowing)
 
 
 def test_offsets_of_a_part_are_those_of_the_whole(tokenizer: TextTokenizer) -> None:
     text = " ".join(SENTENCES) * 20
-    for on_overflow in ("truncate", "truncate_left"):
-        is_left = on_overflow == "truncate_left"
-        truncating = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
-        (whole,) = tokenizer._encode_whole(truncating, [text], with_offsets=True)
-        (part,) = tokenizer._encode([text], on_overflow, with_offsets=True)
+    for is_left in (False, True):
+        whole = tokenizer._shared.variant(MAX_TOKENS, is_left=is_left).encode(text)
+        (part,) = tokenizer.encodings.truncated(
+            [text], MAX_TOKENS, is_left=is_left, with_offsets=True
+        )
         assert part.offsets == whole.offsets
 
 
@@ -74,26 +73,27 @@ def test_only_a_part_of_a_long_text_is_tokenised(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths: list[int] = []
-    ordinary = tokenizer._encode_whole
+    encodings = tokenizer.encodings
+    ordinary = encodings._whole
 
     def counting(served: Tokenizer, texts: list[str], *options: bool) -> object:
         lengths.extend(map(len, texts))
         return ordinary(served, texts, *options)
 
-    monkeypatch.setattr(tokenizer, "_encode_whole", counting)
+    monkeypatch.setattr(encodings, "_whole", counting)
     long, short = "the cat sat on the mat and looked " * 30_000, "a cat"
-    for on_overflow in ("truncate", "truncate_left"):
-        first, second, third = tokenizer._encode([long, short, long], on_overflow, False)
+    for is_left in (False, True):
+        first, second, third = encodings.truncated([long, short, long], MAX_TOKENS, is_left=is_left)
         assert first.ids == third.ids
-        assert second.ids == tokenizer._encode([short], "truncate", False)[0].ids
+        assert second.ids == encodings.truncated([short], MAX_TOKENS)[0].ids
     assert sum(lengths) < 10_000
 
 
 def test_part_grows_until_it_has_enough_tokens(tokenizer: TextTokenizer) -> None:
     # Spaces and long words have few tokens, so the first part has too few.
     text = ("x" * 150 + " y" + " " * 700) * 200
-    (whole,) = tokenizer._encode_whole(tokenizer._tokenizer, [text], with_offsets=False)
-    assert tokenizer._encode([text], "truncate", False)[0].ids == whole.ids
+    whole = tokenizer._shared.variant(MAX_TOKENS).encode(text)
+    assert tokenizer.encodings.truncated([text], MAX_TOKENS)[0].ids == whole.ids
 
 
 def test_parts_end_at_word_boundaries() -> None:
@@ -118,9 +118,9 @@ def test_text_is_tokenised_whole_if_an_added_token_contains_a_space(
     tokenizer.add_tokens(["mat and " * 1000])
     served = served_by(tokenizer, small_artifact, tmp_path, MAX_TOKENS)
     text = "mat and " * 20_000
-    (whole,) = served._encode_whole(served._tokenizer, [text], with_offsets=False)
+    whole = served._shared.variant(MAX_TOKENS).encode(text)
     assert len(whole.ids) == 2 + 20
-    assert served._encode([text], "truncate", False)[0].ids == whole.ids
+    assert served.encodings.truncated([text], MAX_TOKENS)[0].ids == whole.ids
 
 
 def assert_pair(tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow) -> None:
@@ -170,7 +170,7 @@ def test_query_of_many_documents_is_tokenised_once(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    ordinary = tokenizer.encode_plain
+    ordinary = tokenizer.encodings.plain
 
     def recording(batch: list[str]) -> list[Encoding]:
         seen.extend(batch)

@@ -1,0 +1,167 @@
+"""Encodings of texts by the tokenizers library: of long texts in part, of many texts in slices."""
+
+from collections.abc import Iterator, Sequence
+
+from tokenizers import Encoding, Tokenizer
+
+from models.panics import panics_as_errors
+from service.inference.errors import TooLarge
+from service.inference.tokenizing.rows import Span
+from service.inference.tokenizing.shared_tokenizers import SharedTokenizer
+from service.inference.tokenizing.text_parts import (
+    CHARS_PER_TOKEN,
+    MARGIN,
+    part_of,
+    tokens_span_words,
+)
+
+# Maximum number of characters per call of the tokenizers library; a longer text gets its own call.
+_SLICE_CHARS = 200_000
+# A single text of up to this many characters is tokenised without releasing the GIL. The batch call
+# releases the GIL. Reacquiring it while engines keep all cores busy takes longer than tokenising
+# such a text.
+_SHORT_CHARS = 500
+
+
+class TextEncodings:
+    """Encodes texts. Its methods may be called from any thread.
+
+    All of them raise `TooLarge` for a text that must be tokenised at once and is too long.
+
+    Args:
+        shared: The tokenizer.
+        max_whole_chars: Maximum number of characters that are tokenised at once.
+
+    Attributes:
+        cuts_texts: Whether only a part of a long text is tokenised if the rest would be truncated.
+    """
+
+    def __init__(self, shared: SharedTokenizer, max_whole_chars: int) -> None:
+        self._shared = shared
+        self._max_whole_chars = max_whole_chars
+        added = shared.variant(None).get_added_tokens_decoder().values()
+        self.cuts_texts = not tokens_span_words([token.content for token in added])
+
+    def truncated(
+        self,
+        texts: Sequence[str],
+        limit: int,
+        *,
+        is_left: bool = False,
+        with_offsets: bool = False,
+        with_special: bool = True,
+    ) -> list[Encoding]:
+        """Encode texts and truncate them.
+
+        Args:
+            texts: The texts.
+            limit: Maximum number of tokens, special tokens included.
+            is_left: Whether a text that is too long loses its first tokens, not its last.
+            with_offsets: Whether encodings have the offsets of their tokens in characters.
+            with_special: Whether to add special tokens.
+        """
+        tokenizer = self._shared.variant(limit, is_left=is_left)
+        # Offsets count from the start of the text, which is missing in a part from its end.
+        is_cut = self.cuts_texts and not (is_left and with_offsets)
+        chars = CHARS_PER_TOKEN * limit
+        if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
+            return self._whole(tokenizer, texts, with_offsets, with_special)
+        special = self._shared.special_tokens if with_special else 0
+        encodings: dict[int, Encoding] = {}
+        while len(encodings) < len(texts):
+            parts = {
+                index: part_of(text, chars, at_end=is_left)
+                for index, text in enumerate(texts)
+                if index not in encodings
+            }
+            encoded = self._whole(tokenizer, list(parts.values()), with_offsets, with_special)
+            for (index, part), encoding in zip(parts.items(), encoded, strict=True):
+                overflow = sum(len(each) - special for each in encoding.overflowing)
+                if len(part) == len(texts[index]) or overflow >= MARGIN:
+                    encodings[index] = encoding
+            chars *= 4
+        return [encodings[index] for index in range(len(texts))]
+
+    def plain(self, texts: Sequence[str]) -> list[Encoding]:
+        """Encode texts without special tokens and truncation; the encodings lack offsets."""
+        self._check(texts)
+        encodings: list[Encoding] = []
+        for part in slices(texts):
+            with panics_as_errors("the tokenizer"):
+                encodings += self._shared.variant(None).encode_batch_fast(
+                    part, add_special_tokens=False
+                )
+        return encodings
+
+    def untruncated(self, texts: Sequence[str], *, with_special: bool) -> list[Encoding]:
+        """Encode texts without truncation, with the offsets of their tokens in characters."""
+        self._check(texts)
+        with panics_as_errors("the tokenizer"):
+            encodings: list[Encoding] = self._shared.variant(None).encode_batch(
+                texts, add_special_tokens=with_special
+            )
+        return encodings
+
+    def of_pair(self, first: str, second: str) -> Encoding:
+        """Encode two texts as one input, without truncation, with special tokens and offsets."""
+        self._check((first, second))
+        with panics_as_errors("the tokenizer"):
+            return self._shared.variant(None).encode(first, second)
+
+    def _whole(
+        self, tokenizer: Tokenizer, texts: Sequence[str], with_offsets: bool, with_special: bool
+    ) -> list[Encoding]:
+        self._check(texts)
+        with panics_as_errors("the tokenizer"):
+            if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
+                return [tokenizer.encode(texts[0], add_special_tokens=with_special)]
+            encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+            encodings: list[Encoding] = encode(texts, add_special_tokens=with_special)
+            return encodings
+
+    def _check(self, texts: Sequence[str]) -> None:
+        # The library takes up to 620 bytes per character, and aborts the process without memory.
+        longest = max(map(len, texts), default=0)
+        if longest > self._max_whole_chars:
+            raise TooLarge(
+                f"a part of {longest} characters of the text must be tokenised at once; the limit "
+                f"is {self._max_whole_chars}",
+                code="text_too_large",
+            )
+
+
+def slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield slices of texts, each for one call of the tokenizers library.
+
+    Smaller calls take less memory: truncated tokens stay in memory until the call returns.
+    """
+    start, chars = 0, 0
+    for end, text in enumerate(texts):
+        chars += len(text)
+        if chars > _SLICE_CHARS and end > start:
+            yield texts[start:end]
+            start, chars = end, len(text)
+    yield texts[start:]
+
+
+def spans_of(encoding: Encoding, start: int) -> list[Span | None]:
+    """Return the span of each token in the text; None for special tokens and prompt tokens.
+
+    Args:
+        encoding: Encoding of the prompt and the text.
+        start: Length of the prompt, in characters.
+    """
+    return [
+        None if special or end <= start else (max(begin, start) - start, end - start)
+        for (begin, end), special in zip(
+            encoding.offsets, encoding.special_tokens_mask, strict=True
+        )
+    ]
+
+
+def outer_span(spans: Sequence[Span | None], text: str, *, drops_left: bool) -> Span:
+    """Return the part of a text to the last of the spans, or from the first if `drops_left`."""
+    own = [span for span in spans if span is not None]
+    if not own:
+        return 0, 0
+    return (min(own)[0], len(text)) if drops_left else (0, max(end for _, end in own))
