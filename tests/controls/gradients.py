@@ -247,7 +247,7 @@ GUARDS = (
         f"{_D}test_access.py::test_pages_of_other_hosts_are_refused",
     ),
     Guard(
-        "service/page/static/runs.js",
+        "service/page/static/results.js",
         "  const isStale = section.runs.length > 0 && "
         "!section.isRunning && !isCurrent(name, section.inputs);\n",
         "  const isStale = false;\n",

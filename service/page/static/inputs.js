@@ -35,7 +35,7 @@ export function restore(address) {
   }
 }
 
-function setValue(input, value) {
+export function setValue(input, value) {
   // The choices are unknown until the model's description has arrived.
   if (input.tagName === "SELECT" && value && ![...input.options].some((option) => option.value === value)) {
     input.append(element("option", {}, value));

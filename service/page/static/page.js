@@ -11,14 +11,14 @@ import { showModels } from "./models.js";
 import { DEFAULTS } from "./questions.js";
 import { connectRanking, openLinkedRequest } from "./rank_page.js";
 import { Problem } from "./request.js";
-import { checkStale, onResults, redraw, run, runSecond } from "./runs.js";
+import { checkStale } from "./results.js";
+import { onResults, redraw, run, runSecond } from "./runs.js";
 import { SECTIONS } from "./sections.js";
 import { key, part, sections, state } from "./state.js";
 import { connectWhatIf, showWhatIf } from "./whatif.js";
 
 const KEY = "vitrine-key";
-// A URL with a result runs it again, up to this cost in token steps of gradients.
-const CHEAP = 50_000;
+const CHEAP = 50_000; // token steps of gradients up to which the result of a URL is computed again
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 const nameOf = (tab) => tab.id.replace("tab-", "");

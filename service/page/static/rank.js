@@ -125,6 +125,7 @@ export function drawRankingSecond(runs, model, isPending) {
   const problems = runs.flatMap(({ key, problem }) => (problem && key !== "chunks" ? [muted(problem)] : []));
   list.parentNode.querySelector(".bars").textContent = `Bars: ${scale[2]}. Orange raises the score, blue lowers it: measured without each sentence, or word of a single sentence, on a scale per passage.`;
   for (const row of list.children) paintRow(row, ranking, scale, model, isPending);
+  list.dispatchEvent(new Event("painted", { bubbles: true }));
   const numbers = details("Exact numbers", effects(ranking), scores(ranking));
   numbers.open = list.parentNode.querySelector(".second details")?.open ?? false;
   return [...problems, numbers];

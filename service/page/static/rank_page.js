@@ -6,7 +6,7 @@ import { drawExpected, expectedRequests } from "./rank_expected.js";
 import { openRanking, setInput } from "./rank_open.js";
 import { readPassages, readRequest, writePassages } from "./rank_passages.js";
 import { rankingOf } from "./rank.js";
-import { edit, openEditor, showRankingEdits, strike, undo, undoAll, update } from "./rank_whatif.js";
+import { edit, openEditor, showEdits, showRankingEdits, strike, undo, undoAll, update } from "./rank_whatif.js";
 import { ask, Problem } from "./request.js";
 import { onResults, redraw, run } from "./runs.js";
 import { showProblem } from "./problems.js";
@@ -109,8 +109,9 @@ export function openLinkedRequest() {
   const request = search.get("request");
   if (request === null) return false;
   try {
-    const { query, passages, model = search.get("model") } = readRequest(request);
-    const address = new URLSearchParams({ tab: "rank", query, passages: writePassages(passages), run: "1" });
+    const { query, passages, options, model = search.get("model") } = readRequest(request);
+    const edits = Object.keys(options).length ? { "rank-edits": JSON.stringify(options) } : {};
+    const address = new URLSearchParams({ tab: "rank", query, passages: writePassages(passages), ...edits, run: "1" });
     location.replace(`${location.pathname}${model ? `?model=${encodeURIComponent(model)}` : ""}#${address}`);
     return true;
   } catch (error) {
@@ -139,6 +140,7 @@ export function connectRanking() {
     if (target.name === "passages") setInput("expected", "");
   });
   view.addEventListener("rank", () => run("rank"));
+  view.addEventListener("painted", showEdits); // units that are struck out in the URL
   field("passages").addEventListener("dragover", (event) => event.preventDefault());
   field("passages").addEventListener("drop", (event) => {
     if (!event.dataTransfer.files.length) return;

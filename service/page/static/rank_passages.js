@@ -74,9 +74,11 @@ function readRows(text) {
 }
 
 // Fields that change scores, and that this view does not send.
-const REFUSED = ["chunking", "prompt_name", "max_tokens_per_query", "max_tokens_per_doc"];
+const REFUSED = ["max_tokens_per_query", "max_tokens_per_doc"];
+// Parts of `chunking` that it sends.
+const CHUNKING = ["size", "overlap"];
 
-// The query and the passages of the body of a request to /rerank or /score.
+// The query and the passages of the body of a request to /rerank or /score, and the options that change scores.
 export function readRequest(json) {
   let body;
   try {
@@ -91,7 +93,28 @@ export function readRequest(json) {
     throw problem("the request in the URL needs the fields query and documents, as a body of /rerank");
   }
   if (others.length) throw problem("the request in the URL has several queries; this view ranks by one");
-  const refused = REFUSED.filter((field) => (body[field] ?? null) !== null);
+  const isSet = (value) => (value ?? null) !== null;
+  const { strategy = "tokens", ...chunking } = body.chunking ?? {};
+  const refused = [
+    ...REFUSED.filter((field) => isSet(body[field])),
+    ...(strategy === "tokens" ? [] : ["chunking.strategy"]),
+    ...Object.keys(chunking).filter((field) => !CHUNKING.includes(field) && chunking[field]).map((field) => `chunking.${field}`),
+  ];
   if (refused.length) throw problem(`the request in the URL has ${listed(refused)}, without which this view would show other scores than the request`);
-  return { query, passages, model: body.model };
+  const divided = body.chunking ? { size: chunking.size ?? "", overlap: chunking.overlap ?? 0 } : {};
+  return { query, passages, model: body.model, options: { ...divided, ...(body.prompt_name && { prompt: body.prompt_name }) } };
+}
+
+// The edits of a ranking in a URL: options as texts, edited passages and struck units by index; null: they are not such.
+export function readEdits(json) {
+  try {
+    const { query, texts = [], struck = [], ...options } = JSON.parse(json);
+    return {
+      query, texts: texts.map(([index, text]) => [index, String(text)]), struck: struck.map(([index, units]) => [index, new Set(units)]),
+      ...Object.fromEntries(Object.entries(options).map(([name, value]) => [name, String(value)])),
+    };
+  } catch (error) {
+    if (!(error instanceof SyntaxError || error instanceof TypeError)) throw error;
+    return null;
+  }
 }

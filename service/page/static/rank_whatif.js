@@ -1,26 +1,29 @@
 // Counterfactuals of a ranking: passages struck out or edited, another query, chunks, prompt or model. The list keeps its
 // order, and each row has its new score and rank beside the old ones.
 
-import { quoted } from "./deletion.js";
-import { byId, element, muted, sentenceCase, sentences } from "./dom.js";
-import { figure } from "./rank_row.js";
-import { nameOfPassage, orderOf, rankingOf } from "./rank.js";
+import { byId, element, muted, sentences } from "./dom.js";
+import { setValue } from "./inputs.js";
+import { orderOf, rankingOf } from "./rank.js";
+import { changesOf, saidOf } from "./rank_changes.js";
+import { setInput } from "./rank_open.js";
+import { readEdits } from "./rank_passages.js";
 import { ask, Problem } from "./request.js";
 import { scoreBody } from "./questions.js";
 import { key, sections, state } from "./state.js";
-import { slice, without } from "./tokens.js";
+import { without } from "./tokens.js";
 
 const MEASURE_AFTER_MS = 250;
 
 const box = byId("rank-whatif");
-const [query, size, overlap, prompt, other] = ["query", "size", "overlap", "prompt", "model"].map((name) => box.querySelector(`[data-option=${name}]`));
+const option = (name) => box.querySelector(`[data-option=${name}]`);
+const [query, prompt, other] = ["query", "prompt", "model"].map(option);
+const OPTIONS = ["size", "overlap", "prompt", "model"];
 const outcome = box.querySelector(".outcome");
+const stated = box.querySelector(".problem");
 // The edited texts by index of the passage, and the indices of the units that are struck out.
-const texts = new Map();
-const struck = new Map();
+const [texts, struck] = [new Map(), new Map()];
 let ranking = null;
-// The scores and ranks after the edits; null: not measured.
-let after = null;
+let after = null; // the scores and ranks after the edits; null: not measured
 let timer;
 let controller = new AbortController();
 
@@ -32,9 +35,11 @@ export function showRankingEdits() {
   box.hidden = false;
   const drawn = rankingOf(sections.rank.runs);
   if (drawn.run !== ranking?.run) {
+    const isFirst = ranking === null;
     ranking = drawn;
     after = null;
     reset();
+    (isFirst ? readStored : store)();
   }
   // Others than rerankers have no other prompts than those of queries and documents, which they always use.
   prompt.closest("label").hidden = state.model.kind !== "reranker" || prompt.options.length < 2;
@@ -47,7 +52,7 @@ export function showRankingModels(models, chosen) {
   const { value } = other;
   other.replaceChildren(element("option", { value: "" }, "this model"), ...models.filter(({ name }) => name !== chosen).map(({ name }) => element("option", {}, name)));
   other.closest("label").hidden = other.options.length < 2;
-  other.value = value;
+  setValue(other, value);
 }
 
 function reset() {
@@ -56,7 +61,29 @@ function reset() {
   texts.clear();
   struck.clear();
   query.value = ranking.query;
-  for (const option of [size, overlap, prompt, other]) option.value = "";
+  for (const name of OPTIONS) option(name).value = "";
+}
+
+// The edits are kept in an input, so that the URL has them.
+function store() {
+  const edits = {
+    query: query.value, ...Object.fromEntries(OPTIONS.map((name) => [name, option(name).value])),
+    texts: [...texts], struck: [...struck].map(([index, units]) => [index, [...units]]),
+  };
+  setInput("rank-edits", texts.size || concernAll() ? JSON.stringify(edits) : "");
+}
+
+function readStored() {
+  const edits = readEdits(document.querySelector("[name=rank-edits]").value || "{}");
+  if (!edits) {
+    stated.textContent = "The edits in the URL cannot be read.";
+    return;
+  }
+  for (const [index, text] of edits.texts) if (ranking.passages[index]) texts.set(index, text);
+  for (const [index, units] of edits.struck) struck.set(index, units);
+  query.value = edits.query ?? ranking.query;
+  for (const name of OPTIONS) setValue(option(name), edits[name] ?? "");
+  update();
 }
 
 const rowOf = (index) => document.querySelector(`#rank .row[data-index="${index}"]`);
@@ -112,11 +139,12 @@ export function undoAll() {
 
 export function update() {
   showEdits();
+  store();
   clearTimeout(timer);
   timer = setTimeout(measure, MEASURE_AFTER_MS);
 }
 
-function showEdits() {
+export function showEdits() {
   for (const row of document.querySelectorAll("#rank .row")) {
     const index = Number(row.dataset.index);
     row.querySelectorAll(".unit").forEach((unit, at) => { unit.ariaPressed = String(Boolean(struck.get(index)?.has(at))); });
@@ -124,11 +152,14 @@ function showEdits() {
   }
 }
 
-const optionsNow = () => ({
-  ...((size.value || overlap.value) && { chunking: { size: size.value ? Number(size.value) : null, overlap: Number(overlap.value) } }),
-  ...(prompt.value && { prompt_name: prompt.value }),
-  ...(other.value && { model: other.value }),
-});
+function optionsNow() {
+  const [size, overlap, named, model] = OPTIONS.map((name) => option(name).value);
+  return {
+    ...((size || overlap) && { chunking: { size: size ? Number(size) : null, overlap: Number(overlap) } }),
+    ...(named && { prompt_name: named }),
+    ...(model && { model }),
+  };
+}
 
 const concernAll = () => query.value !== ranking.query || Object.keys(optionsNow()).length > 0;
 
@@ -138,7 +169,7 @@ async function measure() {
   controller = new AbortController();
   const concernsAll = concernAll();
   const indices = concernsAll ? ranking.scores.map((_, index) => index) : [...texts.keys()];
-  box.querySelector(".problem").textContent = "";
+  stated.textContent = "";
   after = null;
   if (!indices.length) return showAfter();
   const body = { ...scoreBody(query.value, indices.map((index) => texts.get(index) ?? ranking.passages[index].text), state.model), ...optionsNow() };
@@ -146,18 +177,18 @@ async function measure() {
     const result = await ask("score", body, key(), controller.signal);
     const scores = [...ranking.scores];
     indices.forEach((index, at) => { scores[index] = result.scores[at]; });
-    after = { scores, order: orderOf(scores), indices, chunks: result.best_chunks, concernsAll };
+    after = { scores, order: orderOf(scores), indices, chunks: result.best_chunks, texts, concernsAll };
     showAfter();
   } catch (error) {
     if (error.name === "AbortError") return;
     if (!(error instanceof Problem)) throw error;
     showAfter();
-    box.querySelector(".problem").textContent = `${error.message}.`;
+    stated.textContent = `${error.message}.`;
   }
 }
 
 function showAfter() {
-  const changes = ranking.order.map(changeOf);
+  const changes = changesOf(ranking, after);
   for (const { index, words } of changes) {
     const row = rowOf(index);
     if (row) row.querySelector(".after").textContent = words;
@@ -165,28 +196,5 @@ function showAfter() {
   // The scores are missing if their request has failed.
   const hasEdits = texts.size > 0 || concernAll();
   box.querySelector(".undo-all").hidden = !hasEdits;
-  outcome.replaceChildren(...(after ? [sentences(saidOf(changes))] : hasEdits ? [] : [muted("Nothing is struck out or edited.")]));
-}
-
-// Each edited passage, or what becomes of the list.
-function saidOf(changes) {
-  const { concernsAll, order: [first], scores } = after;
-  const moved = changes.filter(({ place, rank }) => rank !== place + 1).length;
-  const edited = changes.filter(({ index }) => texts.has(index)).map(({ index, place, words }) =>
-    `${sentenceCase(nameOfPassage(ranking.passages, index))}: ${words}; before ${figure(ranking.scores[index])}, rank ${place + 1}.`);
-  if (!concernsAll) return edited;
-  return [`${sentenceCase(nameOfPassage(ranking.passages, first))} is first, with ${figure(scores[first])}. ${moved} of ${changes.length} passages change their rank.`, ...edited];
-}
-
-function changeOf(index, place) {
-  const isMeasured = after?.indices.includes(index);
-  const rank = after ? after.order.indexOf(index) + 1 : place + 1;
-  const words = isMeasured ? `now ${figure(after.scores[index])}, rank ${rank}${chunkOf(index)}` : rank !== place + 1 ? `now rank ${rank}` : "";
-  return { index, place, rank, words };
-}
-
-function chunkOf(index) {
-  const { chunks, indices } = after;
-  const chunk = chunks?.[indices.indexOf(index)];
-  return chunk ? `, best chunk ${quoted({ content: slice(texts.get(index) ?? ranking.passages[index].text, chunk) })}` : "";
+  outcome.replaceChildren(...(after ? [sentences(saidOf(ranking, after, changes))] : hasEdits ? [] : [muted("Nothing is struck out or edited.")]));
 }

@@ -1,11 +1,11 @@
 // Runs of a section: its requests one after another, their progress and results.
 
 import { dropCheck } from "./cost.js";
-import { byId, element, lamp, problemsOf } from "./dom.js";
+import { byId, element, problemsOf } from "./dom.js";
 import { inputs } from "./inputs.js";
 import { showProblem } from "./problems.js";
-import { CHECKS, checks } from "./reading.js";
 import { ask, Problem } from "./request.js";
+import { checkStale, requestsOf, resultsOf, secondOf } from "./results.js";
 import { SECTIONS } from "./sections.js";
 import { key, part, sections, state } from "./state.js";
 
@@ -18,9 +18,6 @@ const durations = {};
 // Called with a section when its results have changed.
 const listeners = [];
 export const onResults = (listener) => listeners.push(listener);
-
-const requestsOf = (name, values) => SECTIONS[name].requests(values, state.model);
-const secondOf = (name, values) => SECTIONS[name].second?.(values, state.model, sections[name].runs) ?? [];
 
 export async function run(name) {
   const section = sections[name];
@@ -142,8 +139,6 @@ function clock(name, section, requests, finished) {
   };
 }
 
-const resultsOf = ({ runs }) => runs.flatMap(({ result }) => (result && !(result instanceof ArrayBuffer) ? [result] : []));
-
 export function redraw(name) {
   const section = sections[name];
   const { runs } = section;
@@ -169,36 +164,4 @@ function redrawSecond(name) {
     place.ariaBusy = String(isPending);
   }
   checkStale(name);
-}
-
-// Results of other inputs are marked, and their checks removed.
-export function checkStale(name) {
-  const section = sections[name];
-  const isStale = section.runs.length > 0 && !section.isRunning && !isCurrent(name, section.inputs);
-  part(name, "result").classList.toggle("old", isStale);
-  part(name, "stale").hidden = !isStale;
-  part(name, "stale").textContent = isStale ? "These results are of other inputs: run again." : "";
-  part(name, "lamps").replaceChildren(...(isStale ? [] : lampsOf(name)));
-}
-
-function isCurrent(name, values) {
-  const bodiesOf = (own) => JSON.stringify([...requestsOf(name, own), ...secondOf(name, own)].map(({ path, body }) => [path, body]));
-  try {
-    return bodiesOf(values) === bodiesOf(inputs());
-  } catch (error) {
-    if (!(error instanceof Problem)) throw error;
-    return false;
-  }
-}
-
-// Only results of the gradient routes have something to check.
-function lampsOf(name) {
-  const gradients = resultsOf(sections[name]).filter(({ wall_ms: time }) => time !== undefined);
-  if (!gradients.length) return [];
-  return [...checks(gradients, state.model.kind), ...(SECTIONS[name].checks?.(sections[name].runs, state.model) ?? [])]
-    .filter(([, passes]) => passes !== null).map(([check, passes, words]) => {
-      const item = lamp(check, passes, words);
-      item.title = `${CHECKS[check]} Here: ${words}.`;
-      return item;
-    });
 }

@@ -451,6 +451,35 @@ def test_chunks_have_the_scores_of_the_best_chunks(browser: Browser, minilm_url:
         check_after(row_of(page, passage), scores, index)
 
 
+def test_url_has_the_edits(browser: Browser, minilm_url: str) -> None:
+    page = opened(browser, minilm_url)
+    unit = find_in(row_of(page, PASSAGES[0]), ".unit")
+    unit.click()
+    find(page, "[data-option=query]").send_keys(" Rain?")
+    find(page, "[data-option=size]").send_keys("6")
+    find(page, "[data-option=overlap]").send_keys("2")
+    row = row_of(page, PASSAGES[3])
+    find_in(row, "[data-action=edit]").click()
+    find_in(row, ".editor textarea").send_keys(" " + ANSWER)
+    edited = [
+        "The new price applies from the next month.",
+        *PASSAGES[1:3],
+        f"{PASSAGES[3]} {ANSWER}",
+    ]
+    scores = scores_of(minilm_url, f"{QUERY} Rain?", edited, chunking={"size": 6, "overlap": 2})
+    for own, index in ((row, 3), (row_of(page, PASSAGES[1]), 1)):
+        check_after(own, scores, index)
+    again = explained(open_page(browser, page.current_url, has_gradients=False))
+    for index, passage in enumerate(PASSAGES):
+        check_after(row_of(again, passage), scores, index)
+    struck = find_in(row_of(again, PASSAGES[0]), ".unit")
+    assert struck.get_attribute("aria-pressed") == "true"
+    find(again, "#rank [data-action=undo-all]").click()
+    until(lambda: "rank-edits" not in again.current_url)
+    again = opened(browser, minilm_url, **{"rank-edits": "[1"})
+    assert shows(again, "#rank-whatif .problem", "The edits in the URL cannot be read.")
+
+
 def test_other_model_has_its_own_scores(browser: Browser, url_of_both: str) -> None:
     page = opened(browser, url_of_both, "a cat", "The cat sat.\n\nA dog ran.", model="first")
     until(lambda: find(page, "[data-option=model]").is_displayed())
@@ -544,6 +573,11 @@ def test_file_is_read_into_the_field(
     [
         {"query": QUERY, "documents": [*PASSAGES[:2], {"text": "Two\n\nparts."}], "top_n": 2},
         {"queries": [QUERY], "documents": [*PASSAGES[:2], "Two\n\nparts."]},
+        {
+            "query": QUERY,
+            "documents": [*PASSAGES[:2], {"text": "Two\n\nparts."}],
+            "chunking": {"size": 9, "overlap": 2, "late": False},
+        },
     ],
 )
 def test_url_with_a_request_ranks_its_documents(
@@ -556,6 +590,12 @@ def test_url_with_a_request_ranks_its_documents(
     documents = [*PASSAGES[:2], "Two\n\nparts."]
     results = served(minilm_url, "rerank", query=QUERY, documents=documents)["results"]
     assert [index for index, _ in ranked(page)] == [own["index"] for own in results]
+    if "chunking" in body:
+        scores = scores_of(minilm_url, QUERY, documents, chunking=body["chunking"])
+        for index in range(len(documents)):
+            check_after(find(page, f"#rank .row[data-index='{index}']"), scores, index)
+    else:
+        assert shows(page, "#rank-whatif .outcome", "Nothing is struck out or edited.")
 
 
 def test_url_with_a_wrong_request_says_so(browser: Browser, plain_url: str) -> None:
@@ -570,8 +610,8 @@ def test_url_with_a_wrong_request_says_so(browser: Browser, plain_url: str) -> N
     [
         ({"queries": ["a", "b"]}, "the request in the URL has several queries"),
         (
-            {"query": "a", "chunking": {"size": 9}, "prompt_name": "query", "top_n": 1},
-            "the request in the URL has chunking and prompt_name, without which",
+            {"query": "a", "chunking": {"strategy": "sentences", "late": True}, "top_n": 1},
+            "the request in the URL has chunking.strategy and chunking.late, without which",
         ),
     ],
 )
