@@ -5,11 +5,12 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-# Module whose `main` runs a verb, which also has a command of its own: `vitrine-serve`.
+# Module whose `main` runs a verb.
 COMMANDS = {
     "serve": ("service.__main__", "serve models over HTTP, and explain their results"),
     "export": ("models.export.__main__", "export a model with options, to an artifact"),
     "encode": ("service.bulk.__main__", "encode files of texts"),
+    "explain": ("service.explain_command", "score two texts or label one, and colour their words"),
 }
 
 

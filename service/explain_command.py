@@ -1,0 +1,133 @@
+"""`vitrine explain`: the words or sentences that make a score, coloured in a terminal."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator, Sequence
+
+from pydantic import ValidationError
+
+from models.artifact import ArtifactError
+from models.engines import EngineError
+from models.printable import printable
+from service.inference.errors import VitrineError
+from service.inference.explain.deletion import TextEffects, UnitEffect
+from service.inference.explain.options import By, Deletion
+from service.inference.model.sync_model import SyncModel
+from service.logs import configure
+from service.model_cache import with_artifacts
+from service.settings import ModelSettings, ModelsSettings, Settings
+
+# Backgrounds of xterm's palette for effects that lower and that raise a score, weak ones first.
+_LOWERS, _RAISES = (195, 153, 117, 75, 39), (230, 223, 216, 215, 208)
+_ON, _OFF = "\x1b[38;5;16;48;5;{}m", "\x1b[0m"
+# Maximum number of units of a text in the list of numbers.
+_LISTED = 10
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `vitrine explain` and return its exit status."""
+    parser = argparse.ArgumentParser(
+        "vitrine explain",
+        description="Score two texts, or label one, and show what the result is without each of "
+        "their words or sentences. Settings such as VITRINE_ENGINE__PRECISION apply.",
+    )
+    parser.add_argument("texts", metavar="TEXT", nargs="+", help="two texts, or one to label")
+    parser.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="artifact, model folder, installed package or hub id; default: VITRINE_MODEL__PATH",
+    )
+    parser.add_argument(
+        "--by",
+        choices=("auto", "words", "sentences"),
+        default="auto",
+        help="units of the texts; auto: sentences, then words of the best (default: auto)",
+    )
+    options = parser.parse_args(arguments)
+    if len(options.texts) > 2:
+        parser.error(f"{len(options.texts)} texts; give two, or one to label")
+    configure("text")
+    # https://no-color.org
+    has_colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    try:
+        settings = with_artifacts(_settings(options.model))
+        with SyncModel(settings.model.path, settings.model_options()) as model:
+            result, effects = _explained(model, options.texts, options.by)
+    except ValidationError as error:
+        print(printable(f"vitrine explain: {error.errors()[0]['msg']}"), file=sys.stderr)
+        return 2
+    except (ArtifactError, EngineError, VitrineError, ValueError, OSError) as error:
+        print(printable(f"vitrine explain: {error}"), file=sys.stderr)
+        return 2
+    print(result)
+    for own in effects:
+        print()
+        print("\n".join(_lines(options.texts[own.text], own, has_colours=has_colours)))
+    return 0
+
+
+def _settings(model: str | None) -> Settings:
+    settings = Settings()
+    if model is not None:
+        models = ModelsSettings(cache=settings.models.cache)
+        update = {"model": ModelSettings.model_validate({"path": model}), "models": models}
+        return settings.model_copy(update=update)
+    if settings.models.folder or settings.models.served:
+        raise ValueError("the settings name several models; give one with --model")
+    return settings
+
+
+def _explained(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Sequence[TextEffects]]:
+    """Return a sentence about the result, and the effects of the units of each text."""
+    manifest = model.model.artifact.manifest
+    if len(texts) == 2 and len(manifest.labels) < 2:  # rerankers have one label at most
+        scores = model.score(*texts, explain=Deletion(by=by, of="both"))
+        kind = scores.kind.replace("_", "-")
+        return f"{kind} score {scores.scores[0]:.4f} ({manifest.name})", scores.deletions[0].texts
+    pair = texts[0] if len(texts) == 1 else (texts[0], texts[1])
+    labels = model.classify([pair], explain=Deletion(by=by))
+    (best,) = labels.best_labels(1)[0]
+    name = f"{labels.labels[best]} {labels.scores[0, best]:.4f} ({manifest.name})"
+    return name, labels.deletions[0].texts
+
+
+def _lines(text: str, effects: TextEffects, *, has_colours: bool) -> Iterator[str]:
+    """Yield a text, coloured by the effects of its units, and the largest effects as numbers."""
+    largest = max((abs(unit.left_out or 0.0) for unit in effects.units), default=0.0)
+    start, end = effects.read
+    painted, at = "", start
+    for unit in effects.units:
+        content = _shown(text[unit.start : unit.end])
+        colour = _colour(unit, largest) if has_colours else None
+        painted += _shown(text[at : unit.start])
+        painted += content if colour is None else f"{_ON.format(colour)}{content}{_OFF}"
+        at = unit.end
+    yield painted + _shown(text[at:end])
+    if (start, end) != (0, len(text)):
+        yield f"(the model reads the characters {start} to {end} of {len(text)})"
+    for kind, units in ((effects.by, effects.units), ("words", effects.words)):
+        best = sorted(units, key=lambda unit: unit.rank)[:_LISTED]
+        if best:
+            few = f", the best {_LISTED} of {len(units)}" if len(units) > _LISTED else ""
+            yield f"The result less that without each of its {kind}{few}:"
+        for unit in best:
+            number = "not measured" if unit.left_out is None else f"{unit.left_out:+.4f}"
+            yield f"  {number}  {printable(' '.join(text[unit.start : unit.end].split()))}"
+
+
+def _shown(text: str) -> str:
+    """Return a text without control characters, in its lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _colour(unit: UnitEffect, largest: float) -> int | None:
+    """Return the background of a unit in xterm's palette; None: it has no effect."""
+    if not unit.left_out:
+        return None
+    shades = _RAISES if unit.left_out > 0 else _LOWERS
+    return shades[min(int(abs(unit.left_out) / largest * len(shades)), len(shades) - 1)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""`vitrine explain`: results, numbers and colours of texts in a terminal."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import vitrine
+from models.artifact import Artifact
+from service import commands, explain_command
+from tests.service.api.conftest import classifier, tagger  # noqa: F401 - fixtures
+
+TEXTS = "Where did the cat sit?", "The cat sat on the mat.\nRain fell on the town."
+
+
+@pytest.fixture(autouse=True)
+def _ordinary_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explain_command, "configure", lambda _: None)
+
+
+def explained(capsys: pytest.CaptureFixture[str], path: Path, *arguments: str) -> str:
+    """Return the output of the command for a model."""
+    assert commands.main(["explain", *arguments, "--model", str(path)]) == 0
+    return capsys.readouterr().out
+
+
+def numbers(output: str) -> list[tuple[float, str]]:
+    return [(float(n), unit) for n, unit in re.findall(r"^  ([+-]\d\.\d{4})  (.*)$", output, re.M)]
+
+
+def test_numbers_are_the_differences_of_scores(
+    capsys: pytest.CaptureFixture[str], small_artifact: Artifact
+) -> None:
+    output = explained(capsys, small_artifact.path, *TEXTS, "--by", "sentences")
+    with vitrine.SyncModel(small_artifact.path) as model:
+        whole, *without = model.score(
+            [TEXTS[0], TEXTS[0], TEXTS[0]],
+            [TEXTS[1], "Rain fell on the town.", "The cat sat on the mat."],
+        ).scores.tolist()
+        (empty,) = model.score("", TEXTS[1]).scores.tolist()
+    assert f"cosine score {whole:.4f} " in output
+    expected = [
+        (whole - empty, TEXTS[0]),
+        (whole - without[0], "The cat sat on the mat."),
+        (whole - without[1], "Rain fell on the town."),
+    ]
+    found = {unit: number for number, unit in numbers(output)}
+    assert found == pytest.approx({unit: number for number, unit in expected}, abs=1e-4)
+
+
+def test_best_words_are_listed(
+    capsys: pytest.CaptureFixture[str], small_artifact: Artifact
+) -> None:
+    text = " ".join(f"word{index}" for index in range(12))
+    output = explained(capsys, small_artifact.path, "word1", text)
+    assert "each of its words, the best 10 of 12:" in output
+    assert len(numbers(output)) == 1 + 10
+
+
+def test_label_is_explained(
+    capsys: pytest.CaptureFixture[str],
+    classifier: Artifact,  # noqa: F811
+) -> None:
+    output = explained(capsys, classifier.path, "cat dog", "--by", "words")
+    with vitrine.SyncModel(classifier.path) as model:
+        result = model.classify(["cat dog", "dog", "cat"])
+    (best,) = result.best_labels(1)[0]
+    whole, without_cat, without_dog = result.scores[:, best].tolist()
+    assert f"{result.labels[best]} {whole:.4f} " in output
+    assert {unit: number for number, unit in numbers(output)} == {
+        "cat": pytest.approx(whole - without_cat, abs=1e-4),
+        "dog": pytest.approx(whole - without_dog, abs=1e-4),
+    }
+
+
+def test_only_terminals_get_colours(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    small_artifact: Artifact,
+) -> None:
+    arguments = (*TEXTS, "--by", "sentences")
+    plain = explained(capsys, small_artifact.path, *arguments)
+    assert "\x1b" not in plain
+    assert f"\n{TEXTS[1]}\n" in plain
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    coloured = explained(capsys, small_artifact.path, *arguments)
+    assert re.sub(r"\x1b\[[\d;]*m", "", coloured) == plain
+    for number, unit in numbers(plain):
+        shades = explain_command._RAISES if number > 0 else explain_command._LOWERS
+        match = re.search(rf"\x1b\[38;5;16;48;5;(\d+)m{re.escape(unit)}\x1b", coloured)
+        assert match is not None
+        assert int(match[1]) in shades
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert explained(capsys, small_artifact.path, *arguments) == plain
+
+
+def test_escape_sequences_of_a_text_are_not_printed(
+    capsys: pytest.CaptureFixture[str], small_artifact: Artifact
+) -> None:
+    assert "\x1b" not in explained(capsys, small_artifact.path, "a cat", "a \x1b[31mcat")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["a", "b", "c"], "3 texts; give two, or one to label"),
+        (["a", "b", "--model", "no/such/folder"], "vitrine explain: "),
+        (["a", "b", "--by", "letters"], "invalid choice: 'letters'"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+) -> None:
+    try:
+        status = commands.main(["explain", *arguments])
+    except SystemExit as error:
+        status = int(str(error.code))
+    assert status == 2
+    assert problem in capsys.readouterr().err
+
+
+def test_model_without_scores_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    tagger: Artifact,  # noqa: F811
+) -> None:
+    assert commands.main(["explain", "a", "b", "--model", str(tagger.path)]) == 2
+    assert "cannot" in capsys.readouterr().err
