@@ -39,6 +39,7 @@ from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.sync_model import SyncModel
+from service.inference.model.zero_shot import CandidateLabels
 from service.inference.registry.model_version import Lease
 from service.inference.registry.registry import ModelRegistry, ModelSpec
 from service.inference.results.quantization import Quantizer
@@ -57,6 +58,7 @@ from service.inference.tokenizing.rows import Row
 __all__ = [
     "ArtifactError",
     "Calibration",
+    "CandidateLabels",
     "Chunk",
     "ChunkEmbeddings",
     "Chunking",

@@ -35,6 +35,7 @@ async def classify(request: Request, state: State) -> Response:
     with pointing_at(body.inputs):
         work = model.classify(
             body.input_list(),
+            candidates=body.candidates(),
             prompt_name=body.prompt_name,
             explain=body.explain if isinstance(body.explain, bool) else body.explain.option(),
             on_overflow=body.on_overflow,

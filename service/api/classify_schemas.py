@@ -6,6 +6,8 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 from service.api.explanations import DeletionInfo, ExplainLabel, ShapleyInfo
 from service.api.schemas import ModelName
+from service.inference.errors import InvalidInput
+from service.inference.model.zero_shot import CandidateLabels
 
 
 def _input_tag(value: object) -> str | None:
@@ -48,6 +50,8 @@ PromptName = Annotated[str, StringConstraints(max_length=256)] | None
 RawScores = Annotated[
     bool, Field(description="Whether scores are logits, before the model's activation function")
 ]
+CandidateLabel = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+HypothesisTemplate = Annotated[str, StringConstraints(max_length=1024)]
 
 
 class ClassifyRequest(BaseModel):
@@ -67,10 +71,44 @@ class ClassifyRequest(BaseModel):
         description="Name of the model's prompt to prepend to each text and to the first text of "
         "each pair; null: the default prompt",
     )
+    candidate_labels: list[CandidateLabel] | None = Field(
+        None,
+        min_length=1,
+        description="Labels to score texts with, in place of the model's, by a model of language "
+        "inference, one of whose labels begins with `entail`; each pair of a text and a label "
+        "counts as an input; null: the model's labels",
+    )
+    hypothesis_template: HypothesisTemplate = Field(
+        CandidateLabels.hypothesis_template,
+        description="What the model says of a text if a candidate label holds: `{}` stands for the "
+        "label, and braces are doubled",
+    )
+    multi_label: bool = Field(
+        False,
+        description="Whether each candidate label has a score of its own, from entailment and "
+        "contradiction, as a single label always has; false: the scores add up to 1",
+    )
     raw_scores: RawScores = False
     on_overflow: OnOverflow = "truncate"
     explain: ExplainLabel = False
     model: ModelName = None
+
+    def candidates(self) -> CandidateLabels | None:
+        """Return the candidate labels as an argument of `Model.classify`; None: the model's labels.
+
+        Raises:
+            InvalidInput: The labels or the template are invalid, or the template has no labels.
+        """
+        if self.candidate_labels is None:
+            for name in ("hypothesis_template", "multi_label"):
+                if name in self.model_fields_set:
+                    raise InvalidInput(f"{name} needs candidate_labels", pointer=f"/{name}")
+            return None
+        return CandidateLabels(
+            labels=self.candidate_labels,
+            hypothesis_template=self.hypothesis_template,
+            multi_label=self.multi_label,
+        )
 
     def input_list(self) -> list[str | tuple[str, str]]:
         """Return the inputs as a list of texts and pairs."""

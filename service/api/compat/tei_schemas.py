@@ -5,8 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
+from service.api.classify_schemas import CandidateLabel, HypothesisTemplate
 from service.api.schemas import Ids, as_list
 from service.inference.call_options import OnOverflow
+from service.inference.model.zero_shot import CandidateLabels
 
 _INPUT_TAGS = {str: "text", list: "ids"}
 
@@ -182,6 +184,33 @@ def _sequences_tag(value: object) -> str | None:
 TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
+class PredictParameters(BaseModel):
+    """Parameters of Hugging Face's inference API for zero-shot classification, which TEI lacks."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    candidate_labels: list[CandidateLabel] | None = Field(
+        None, min_length=1, description="Labels to score texts with, in place of the model's"
+    )
+    hypothesis_template: HypothesisTemplate | None = None
+    multi_label: bool | None = None
+
+    def candidates(self) -> CandidateLabels | None:
+        """Return the candidate labels as an argument of `Model.classify`; None: the model's labels.
+
+        Raises:
+            InvalidInput: The labels or the template are invalid.
+        """
+        if self.candidate_labels is None:
+            return None
+        template = self.hypothesis_template
+        return CandidateLabels(
+            labels=self.candidate_labels,
+            multi_label=bool(self.multi_label),
+            **({} if template is None else {"hypothesis_template": template}),
+        )
+
+
 class PredictRequest(Truncation):
     """Texts, or pairs of texts, to classify."""
 
@@ -199,6 +228,7 @@ class PredictRequest(Truncation):
     raw_scores: bool = Field(
         False, description="Whether scores are logits, without softmax or sigmoid"
     )
+    parameters: PredictParameters = PredictParameters()
 
     @property
     def is_batch(self) -> bool:

@@ -29,6 +29,7 @@ from service.inference.explain.options import CHUNK_TOKENS, MAX_TOKENS, Deletion
 from service.inference.explain.shapley import Subsets, subsets_of
 from service.inference.model.scoring import Input
 from service.inference.model.variant_texts import VariantTexts
+from service.inference.model.zero_shot import CandidateLabels
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.tokenizing.chunking import split
 from service.inference.tokenizing.pairs import PairLimits
@@ -121,6 +122,7 @@ class DeletionPlanner:
         limits: Maximum number of tokens of both texts of a pair.
         options: Options of the variants.
         labels: Labels of a classifier; empty for scores of pairs.
+        candidates: The labels, if the call has chosen them.
         aim: Number of tokens per token of the inputs, and a minimum. With more than both, each unit
             is scored alone, and nothing else. None: the limit of the options alone counts.
         tokens: Number of tokens of all rows of variants.
@@ -133,6 +135,7 @@ class DeletionPlanner:
     limits: PairLimits
     options: CallOptions
     labels: Sequence[str] = ()
+    candidates: CandidateLabels | None = None
     aim: tuple[int, int] | None = None
     tokens: int = 0
     # Parts of the inputs for which the tokens suffice, and tokens of these inputs, by index.
@@ -147,7 +150,7 @@ class DeletionPlanner:
 
     @cached_property
     def _texts(self) -> VariantTexts:
-        return VariantTexts(self.model, self.limits, self.options)
+        return VariantTexts(self.model, self.limits, self.options, self.candidates)
 
     @cached_property
     def _known(self) -> set[Input]:

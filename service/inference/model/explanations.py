@@ -2,10 +2,10 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from service.inference.model.classification import Classification
 from service.inference.model.deletion_planner import DeletionPlanner, Values
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.scoring import (
+    CountTokens,
     Input,
     Pair,
     classify,
@@ -24,6 +25,7 @@ from service.inference.model.scoring import (
     repeated,
     score,
 )
+from service.inference.model.zero_shot import CandidateLabels, classify_by_candidates
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.metrics import observe_stages
 from service.inference.results.vectors import Stages
@@ -91,37 +93,52 @@ async def explain_scores(
 
 
 async def explain_labels(
-    model: LoadedModel, inputs: Sequence[Input], deletion: Deletion, options: CallOptions
+    model: LoadedModel,
+    inputs: Sequence[Input],
+    candidates: CandidateLabels | None,
+    deletion: Deletion,
+    options: CallOptions,
 ) -> Classification:
     """Return the labels of inputs, and how the units of their texts change the score of one.
 
-    See `explain_scores`.
+    Args:
+        model: The model.
+        inputs: Texts and pairs of texts; texts alone with candidate labels.
+        candidates: Labels that the call has chosen; None: those of the model.
+        deletion: Options of the explanations.
+        options: Options of the call.
 
     Raises:
         InvalidInput: The model does not have the label.
         VitrineError: Any error of `explain_scores`, and of `classify`.
     """
-    labels = model.artifact.manifest.labels
+    labels = model.artifact.manifest.labels if candidates is None else candidates.labels
     if deletion.label is not None and labels and deletion.label not in labels:
-        raise InvalidInput(
-            f"the model {model.name} has no label {deletion.label!r}", pointer="/explain/label"
-        )
+        owner = f"the model {model.name} has" if candidates is None else "candidate_labels have"
+        raise InvalidInput(f"{owner} no label {deletion.label!r}", pointer="/explain/label")
     if deletion.of != "document" or deletion.top_n is not None:
         name = "top_n" if deletion.top_n is not None else "of"
         raise InvalidInput(f"{name} is for scores of documents", pointer=f"/explain/{name}")
     planner = DeletionPlanner(
         *(model, inputs, range(len(inputs)), deletion, NO_LIMITS, deletion.call_options(options)),
         labels=labels,
+        candidates=candidates,
         aim=_aim_of(deletion),
     )
 
+    def labelled(
+        inputs: Sequence[Input], options: CallOptions, count: CountTokens | None = None
+    ) -> Coroutine[Any, Any, Classification]:
+        if candidates is None:
+            return classify(model, inputs, NO_LIMITS, options, count)
+        texts = cast(Sequence[str], inputs)
+        return classify_by_candidates(model, texts, candidates, options, count)
+
     async def run(variants: Sequence[Input]) -> Values:
-        return _values_of_labels(
-            await classify(model, variants, NO_LIMITS, planner.options, planner.count)
-        )
+        return _values_of_labels(await labelled(variants, planner.options, planner.count))
 
     own = replace(options, priority=planner.options.priority)
-    texts = asyncio.create_task(classify(model, inputs, NO_LIMITS, own))
+    texts = asyncio.create_task(labelled(inputs, own))
     return await _explained(texts, _values_of_labels, None, planner, run)
 
 

@@ -31,6 +31,7 @@ from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.classification import Classification
 from service.inference.model.explanations import explain_labels, explain_scores
 from service.inference.model.pair_scores import PairScores
+from service.inference.model.zero_shot import CandidateLabels, classify_by_candidates
 from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.quantization import Quantizer, make_quantizer
@@ -370,6 +371,7 @@ class Model(LoadedModel):
         self,
         inputs: str | Sequence[str | tuple[str, str]],
         *,
+        candidates: CandidateLabels | None = None,
         explain: bool | Deletion = False,
         **options: Unpack[CallArguments],
     ) -> Classification:
@@ -377,6 +379,8 @@ class Model(LoadedModel):
 
         Args:
             inputs: A text, or a list of texts and of pairs of texts, such as query and document.
+            candidates: Labels to score texts with, in place of the model's, by a model of language
+                inference; see `zero_shot.py`.
             explain: How to explain the score of a label; True: by `Deletion()`; False: not.
             options: See `CallArguments`.
 
@@ -388,11 +392,15 @@ class Model(LoadedModel):
         call = call_options(**options)
         items = pair_list(inputs)
         chosen = explanation_of(explain)
+        if candidates is not None:
+            items = texts = _texts_for(candidates, items)
+            if chosen is None:
+                return await classify_by_candidates(self, texts, candidates, call)
         if chosen is None:
             return await scoring.classify(self, items, NO_LIMITS, call)
         if not isinstance(chosen, Deletion):
             raise InvalidInput("labels are explained by a Deletion", pointer="/explain")
-        return await explain_labels(self, items, chosen, call)
+        return await explain_labels(self, items, candidates, chosen, call)
 
     async def tag(
         self,
@@ -600,6 +608,15 @@ def _explanation_of_scores(
     if isinstance(chosen, Deletion) and chosen.label is not None:
         raise InvalidInput("label is for classify; scores have none", pointer="/explain/label")
     return chosen
+
+
+def _texts_for(candidates: object, items: Sequence[str | tuple[str, str]]) -> Sequence[str]:
+    if not isinstance(candidates, CandidateLabels):
+        raise InvalidInput("candidates must be a CandidateLabels", pointer="/candidate_labels")
+    for index, item in enumerate(items):
+        if not isinstance(item, str):
+            raise InvalidInput("candidate_labels are for texts, not for pairs", index=index)
+    return cast(Sequence[str], items)
 
 
 def _check_chunking(chunking: object) -> None:

@@ -7,6 +7,7 @@ from functools import cache
 from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
 from service.inference.model.scoring import Input
+from service.inference.model.zero_shot import CandidateLabels, joined, rows_of_pairs
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row, Span
@@ -23,11 +24,13 @@ class VariantTexts:
         model: The model.
         limits: Maximum number of tokens of both texts of a pair.
         options: Options of the variants.
+        candidates: Labels that texts are scored with; None: the model's.
     """
 
     model: LoadedModel
     limits: PairLimits
     options: CallOptions
+    candidates: CandidateLabels | None = None
 
     @property
     def are_read_together(self) -> bool:
@@ -44,6 +47,12 @@ class VariantTexts:
         """Return the span of each text of an input that the model reads."""
         tokenizer, overflow = self.model.tokenizer, self.options.on_overflow
         prompt = self.options.prompt_name
+        if self.candidates is not None and isinstance(own, str):
+            # What the model reads with the longest hypothesis, it reads with all of them.
+            longest = max(self.candidates.hypotheses, key=tokenizer.count)
+            pair = own, longest
+            rest = prompt, overflow, self.limits
+            return tokenizer.read_spans(pair, *rest, keeps_second=True)[:1]
         if isinstance(own, str):
             return [tokenizer.read_span(own, prompt, overflow)]
         if self.are_read_together:
@@ -88,7 +97,10 @@ class VariantTexts:
         """
         tokenizer, overflow = self.model.tokenizer, self.options.on_overflow
         try:
-            if self.are_read_together:
+            if self.candidates is not None and isinstance(own, str):
+                pairs = rows_of_pairs(tokenizer, [own], self.candidates, self.options)
+                (row,) = joined(pairs, self.candidates)
+            elif self.are_read_together:
                 prompted = self.options.prompt_name, overflow, self.limits
                 (row,) = tokenizer.rows_of_pairs([own], *prompted)
             else:

@@ -86,7 +86,12 @@ class PairTokenizer:
         self.room = max_tokens - indices.count(None)
 
     def encode(
-        self, pairs: Sequence[Pair], limits: PairLimits = NO_LIMITS, *, drops_left: bool
+        self,
+        pairs: Sequence[Pair],
+        limits: PairLimits = NO_LIMITS,
+        *,
+        drops_left: bool,
+        keeps_second: bool = False,
     ) -> list[EncodedPair]:
         """Return the tokens of each pair, truncated to the maximum length.
 
@@ -95,6 +100,7 @@ class PairTokenizer:
             limits: Maximum number of tokens of the first and of the second text of each pair, to
                 which they are truncated beforehand.
             drops_left: Whether texts lose tokens at their left end; False: at their right end.
+            keeps_second: Whether only the first text loses tokens. The second leaves it one.
         """
         texts = list(dict.fromkeys(text for pair in pairs for text in pair))
         tokens = dict(zip(texts, self._tokens_of(texts, drops_left), strict=True))
@@ -110,6 +116,8 @@ class PairTokenizer:
                 lengths = counts[pair[0]], counts[pair[1]]
             limited = _limited(lengths[0], limits[0]), _limited(lengths[1], limits[1])
             kept = self._kept(*limited)
+            if keeps_second:
+                kept = min(limited[0], self.room - limited[1]), limited[1]
             ids, types = self._joined(
                 [
                     text.ids[max(0, len(text.ids) - count) :] if drops_left else text.ids[:count]

@@ -205,13 +205,16 @@ class TextTokenizer:
         prompt_name: str | None,
         on_overflow: OnOverflow,
         limits: PairLimits = NO_LIMITS,
+        *,
+        keeps_second: bool = False,
     ) -> list[Row]:
         """Tokenize each text, or each pair of texts as one input, into a row.
 
         The named or the default prompt is prepended to each text and to the first text of each
         pair. Its tokens do not count towards the limit of that text. In a pair that is too long,
         the longer text loses tokens until the pair fits or both texts have the same length. Then
-        both lose tokens alike, as in transformers.
+        both lose tokens alike, as in transformers. With `keeps_second`, only the first text loses
+        tokens; the second must leave it one.
 
         Raises:
             InvalidInput: A text cannot be encoded in UTF-8; or an input has no tokens, or is too
@@ -223,7 +226,8 @@ class TextTokenizer:
         pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
         rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow))
         rows |= _by_index(
-            pairs, lambda pairs: self._rows_of_pairs(pairs, prompt, on_overflow, limits)
+            pairs,
+            lambda pairs: self._rows_of_pairs(pairs, prompt, on_overflow, limits, keeps_second),
         )
         return [rows[index] for index in range(len(inputs))]
 
@@ -233,6 +237,7 @@ class TextTokenizer:
         prompt: str,
         on_overflow: OnOverflow,
         limits: PairLimits,
+        keeps_second: bool,
     ) -> list[Row]:
         for index, pair in enumerate(pairs):
             for text in pair:
@@ -242,7 +247,10 @@ class TextTokenizer:
             prompted = {first: prompt + first for first in {first for first, _ in pairs}}
             pairs = [(prompted[first], second) for first, second in pairs]
         limits = self._with_prompt(limits, prompt)
-        encoded = self._pairs.encode(pairs, limits, drops_left=self._drops_left(on_overflow))
+        drops_left = self._drops_left(on_overflow)
+        encoded = self._pairs.encode(
+            pairs, limits, drops_left=drops_left, keeps_second=keeps_second
+        )
         for index, tokens in enumerate(encoded):
             if not tokens.ids:
                 raise without_tokens(index)
@@ -267,6 +275,8 @@ class TextTokenizer:
         prompt_name: str | None,
         on_overflow: OnOverflow,
         limits: PairLimits,
+        *,
+        keeps_second: bool = False,
     ) -> tuple[Span, Span]:
         """Return the spans of the texts of a pair that are left after truncation; see `read_span`.
 
@@ -275,7 +285,9 @@ class TextTokenizer:
         """
         prompt, drops_left = self.prompt(prompt_name).text, self._drops_left(on_overflow)
         prompted, limits = (prompt + pair[0], pair[1]), self._with_prompt(limits, prompt)
-        (encoded,) = self._pairs.encode([prompted], limits, drops_left=drops_left)
+        (encoded,) = self._pairs.encode(
+            [prompted], limits, drops_left=drops_left, keeps_second=keeps_second
+        )
         first, second = (
             self._kept_span(text, kept, start, drops_left=drops_left)
             for text, kept, start in zip(prompted, encoded.kept, (len(prompt), 0), strict=True)

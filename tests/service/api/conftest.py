@@ -69,6 +69,22 @@ def classifier(exported: Export) -> Artifact:
 
 
 @pytest.fixture(scope="session")
+def entailment(exported: Export) -> Artifact:
+    """A BERT with the labels of natural language inference."""
+
+    def write(out: Path) -> None:
+        model = out.with_name("model")
+        labels = ("entailment", "neutral", "contradiction")
+        id2label = dict(enumerate(labels))
+        label2id = {label: index for index, label in id2label.items()}
+        save_classifier(model, "bert", 3, id2label=id2label, label2id=label2id)
+        save_tokenizer(model)
+        export(resolve(str(model)), out)
+
+    return exported("entailment", write)
+
+
+@pytest.fixture(scope="session")
 def sparse_encoder(exported: Export) -> tuple[SparseEncoder, Artifact]:
     """A SPLADE model of sentence-transformers with a prompt for queries, and its artifact."""
 

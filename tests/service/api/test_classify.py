@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from transformers import pipeline
 
 import vitrine
 from models.artifact import Artifact
+from tests.service.api.conftest import client_of
 from tests.service.api.posting import ask, wrong_model
 from tests.serving import lines_until, process
 
@@ -88,6 +90,65 @@ def test_labels_equal_the_pipeline_of_transformers(
     np.testing.assert_allclose(
         [line["score"] for line in raw], [line["score"] for line in logits], rtol=1e-4, atol=1e-5
     )
+
+
+@pytest.fixture(scope="module")
+def entailment_client(entailment: Artifact) -> Iterator[TestClient]:
+    yield from client_of(entailment)
+
+
+def test_candidate_labels_equal_the_pipeline_of_transformers(
+    entailment_client: TestClient, entailment: Artifact
+) -> None:
+    classify = pipeline("zero-shot-classification", str(entailment.path / "source"), device="cpu")
+    texts, labels = ["w5 w6 w7", "w21"], ["w8", "w9 w10", "w11"]
+    for fields in ({}, {"multi_label": True, "hypothesis_template": "{0} w5 {0}"}):
+        result = ask(
+            entailment_client, "/classify", inputs=texts, candidate_labels=labels, **fields
+        )
+        for actual, expected in zip(
+            result["labels"], classify(texts, labels, **fields), strict=True
+        ):
+            assert [line["label"] for line in actual] == expected["labels"]
+            scores = [line["score"] for line in actual]
+            assert scores == pytest.approx(expected["scores"], abs=1e-5)
+    # Each text is in a pair with each hypothesis, of five, six and five tokens at least.
+    assert result["tokens"][0] > 3 * (3 + 3)
+    best = ask(
+        entailment_client,
+        "/classify",
+        inputs=texts[0],
+        candidate_labels=labels,
+        top_k=1,
+        explain={"by": "words", "label": "w8"},
+    )
+    assert len(best["labels"][0]) == 1
+    assert best["explanations"][0]["label"] == "w8"
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer"),
+    [
+        ({"candidate_labels": []}, "/candidate_labels"),
+        ({"candidate_labels": ["a", ""]}, "/candidate_labels/1"),
+        ({"candidate_labels": ["a", "a"]}, "/candidate_labels"),
+        ({"candidate_labels": ["a"], "hypothesis_template": "a"}, "/hypothesis_template"),
+        ({"hypothesis_template": "a {}"}, "/hypothesis_template"),
+        ({"multi_label": True}, "/multi_label"),
+        ({"candidate_labels": ["a", "b", "c", "d", "e"]}, "/candidate_labels"),
+        ({"candidate_labels": ["a"], "inputs": ["a", ["a", "b"]]}, "/inputs/1"),
+        ({"candidate_labels": ["a"], "explain": {"label": "b"}}, "/explain/label"),
+    ],
+)
+def test_wrong_candidate_labels_are_named(
+    entailment_client: TestClient, fields: Json, pointer: str
+) -> None:
+    response = entailment_client.post("/classify", json={"inputs": ["w5", "w6"], **fields})
+    assert (response.status_code, response.json()["pointer"]) == (422, pointer)
+
+
+def test_other_classifiers_have_no_candidate_labels(classify_client: TestClient) -> None:
+    wrong_model(classify_client, "/classify", inputs="w5", candidate_labels=["a"])
 
 
 def test_python_scores_equal_those_of_the_cross_encoder(

@@ -29,6 +29,12 @@ def classify_url(classifier: Artifact) -> Iterator[str]:
     yield from _url_of(classifier)
 
 
+@pytest.fixture(scope="package")
+def entailment_url(entailment: Artifact) -> Iterator[str]:
+    """The address of a service with a model of language inference."""
+    yield from _url_of(entailment)
+
+
 def _url_of(artifact: Artifact, **settings: str) -> Iterator[str]:
     settings["VITRINE_AUTH__KEYS"] = f'[{{"name": "tests", "key": "{KEY}", "scopes": ["encode"]}}]'
     with process(VITRINE_MODEL__PATH=str(artifact.path), **settings) as started:

@@ -78,6 +78,22 @@ def test_text_classification_of_the_hub_client_gives_the_best_label(
     assert label.score == pytest.approx(best["score"], rel=1e-4)
 
 
+@pytest.mark.parametrize("multi_label", [False, True])
+def test_zero_shot_classification_of_the_hub_client_equals_the_pipeline(
+    entailment_url: str, entailment: Artifact, key: str, multi_label: bool
+) -> None:
+    labels = ["w5", "w6 w7", "w8"]
+    named = {"hypothesis_template": "w9 {}", "multi_label": multi_label}
+    oracle = pipeline("zero-shot-classification", str(entailment.path / "source"), device="cpu")
+    expected = oracle("w21 w5", labels, **named)
+    with InferenceClient(model=f"{entailment_url}/tei/predict", token=key) as client:
+        found = client.zero_shot_classification("w21 w5", labels, **named)
+        with pytest.raises(HfHubHTTPError, match="each once"):
+            client.zero_shot_classification("w21 w5", ["w5", "w5"])
+    assert [element.label for element in found] == expected["labels"]
+    assert [element.score for element in found] == pytest.approx(expected["scores"], abs=1e-5)
+
+
 def test_errors_reach_the_hub_client(url: str, peer: InferenceClient) -> None:
     with pytest.raises(HfHubHTTPError) as raised:
         peer.feature_extraction(["a", ""])
