@@ -286,8 +286,8 @@ def test_parts_of_similarities_in_the_text_are_real(url: str) -> None:
     (words,) = re.findall(r"`\w+` has 0\.\d+\sof\sthe\scosine\sand\s`\w+` 0\.\d+", tutorial)
     sentence = "The cat sat on the mat."
     first, second = ((sentence[w["start"] : w["end"]], w["score"]) for w in best)
-    shown = f"`{first[0]}` has {first[1]:.2f} of the cosine and `{second[0]}` {second[1]:.2f}"
-    assert " ".join(words.split()) == shown
+    parts = f"`{first[0]}` has {first[1]:.2f} of the cosine and `{second[0]}` {second[1]:.2f}"
+    assert " ".join(words.split()) == parts
 
 
 def test_commands_that_do_not_run_here_have_a_test_of_their_own() -> None:
