@@ -28,9 +28,7 @@ PAGES = [
     for page in sorted(pages)
 ]
 MODULES = {
-    "vitrine-export": "models.export.__main__",
-    "vitrine-encode": "service.bulk.command_line",
-    "vitrine-serve": "service.__main__",
+    **{f"vitrine-{verb}": module for verb, (module, _) in VERBS.items()},
     "deploy/load_test.py": "deploy.load_test",
 }
 # Programs that are not ours.
