@@ -27,7 +27,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -360,7 +360,7 @@ def run(plan: LoadPlan, processes: int) -> Measurements:
         else:
             progress[index] = Counter(message)
             done = sum(progress.values(), Counter[str]())
-            print(f"\r{dict(done)}   ", end="", file=sys.stderr, flush=True)
+            print(f"\r{describe(done)}   ", end="", file=sys.stderr, flush=True)
     print("\r", end="", file=sys.stderr)
     for worker in workers:
         worker.join()
@@ -452,6 +452,17 @@ def quantile(ordered: Sequence[float], q: float) -> float:
     return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
 
 
+def describe(outcomes: Mapping[str, int]) -> str:
+    """Return the outcomes of requests in words: "9 succeeded, 1 got status 429"."""
+
+    def verb(outcome: str) -> str:
+        if outcome == "200":
+            return "succeeded"
+        return f"got status {outcome}" if outcome.isdigit() else f"failed with {outcome}"
+
+    return ", ".join(f"{count:,} {verb(outcome)}" for outcome, count in sorted(outcomes.items()))
+
+
 def table(results: Sequence[LoadResult]) -> str:
     """Return the results as a Markdown table."""
     names = [*QUANTILES, "max"]
@@ -465,11 +476,10 @@ def table(results: Sequence[LoadResult]) -> str:
         cells = [
             "-" if (value := result.latency_ms[name]) is None else f"{value:.1f}" for name in names
         ]
-        outcomes = ", ".join(f"{name}: {count}" for name, count in sorted(result.outcomes.items()))
         late = f"{result.late:.1%}" + ("" if result.is_valid else ": INVALID")
         lines.append(
             f"| {result.target} | {load} | {result.completed_per_s:.1f} | {' | '.join(cells)} "
-            f"| {outcomes} | {late} |"
+            f"| {describe(result.outcomes)} | {late} |"
         )
     return "\n".join(lines)
 
@@ -541,43 +551,68 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     load.add_argument(
         "--clients",
         type=_numbers,
-        help="closed loop: comma-separated numbers of clients, with one run per number",
+        help="closed loop: comma-separated numbers of clients, with one run per number "
+        "(default: open loop)",
     )
-    parser.add_argument("--texts", type=int, default=1, help="texts per request")
+    parser.add_argument(
+        "--texts", type=int, default=1, help="texts per request (default: %(default)s)"
+    )
     parser.add_argument(
         "--words",
         type=_words,
         default="lognormal:12,0.6",
-        help="words per text: fixed:N, lognormal:MEDIAN,SIGMA, or file:PATH with one text per line",
+        help="words per text: fixed:N, lognormal:MEDIAN,SIGMA, or file:PATH with one text per line "
+        "(default: %(default)s)",
     )
     parser.add_argument(
-        "--seconds", type=float, default=20, help="duration of each measurement in seconds"
+        "--seconds",
+        type=float,
+        default=20,
+        help="duration of each measurement in seconds (default: %(default)s)",
     )
     parser.add_argument(
         "--warm-up",
         type=float,
         default=3,
-        help="duration of the warm-up before each measurement in seconds",
+        help="duration of the warm-up before each measurement in seconds (default: %(default)s)",
     )
-    parser.add_argument("--timeout", type=float, default=30, help="request timeout in seconds")
+    parser.add_argument(
+        "--timeout",
+        type=float,
+        default=30,
+        help="request timeout in seconds (default: %(default)s)",
+    )
     parser.add_argument(
         "--processes",
         type=int,
         default=0,
-        help="number of client processes; 0: one per CPU, at most 4",
+        help="number of client processes (default: one per CPU, at most 4)",
     )
-    parser.add_argument("--model", default="", help="model name in the requests")
+    parser.add_argument("--model", default="", help="model name in the requests (default: none)")
     parser.add_argument(
         "--key",
         default=os.environ.get("LOAD_TEST_KEY"),
         help="API key (default: the environment variable LOAD_TEST_KEY)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="random seed of texts and schedule")
     parser.add_argument(
-        "--out", type=Path, help="write the results to OUT.json and a plot to OUT.png"
+        "--seed",
+        type=int,
+        default=0,
+        help="random seed of texts and schedule (default: %(default)s)",
     )
-    parser.add_argument("--p99-ms", type=float, help="maximum p99 latency in milliseconds")
-    parser.add_argument("--error-rate", type=float, help="maximum share of failed requests, 0 to 1")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="write the results to OUT.json and a plot to OUT.png (default: to neither)",
+    )
+    parser.add_argument(
+        "--p99-ms", type=float, help="maximum p99 latency in milliseconds (default: no limit)"
+    )
+    parser.add_argument(
+        "--error-rate",
+        type=float,
+        help="maximum share of failed requests, 0 to 1 (default: no limit)",
+    )
     return parser.parse_args(arguments)
 
 

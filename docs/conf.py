@@ -35,5 +35,9 @@ highlight_language = "text"
 html_theme = "furo"
 html_title = f"Vitrine {version}"
 html_extra_path = ["start"]  # index.html, which leads to the first page
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_js_files = [("copy.js", {"defer": "defer"})]
 html_copy_source = False
+html_use_index = html_domain_indices = False
 html_show_sphinx = False

@@ -13,12 +13,13 @@ from typing import NoReturn
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from models.artifact import ArtifactError
+from models.artifact import ArtifactError, Manifest
 from models.printable import printable
 from service.api.schemas import EXAMPLE_INPUTS
 from service.api.server import Server
 from service.app import create_app
 from service.check import access_warning, check
+from service.debug.pipeline.model_kinds import kind_of
 from service.debug.pipeline.state import DebugState
 from service.debug.process_state import report
 from service.logs import configure
@@ -118,23 +119,33 @@ def _greet(server: Server, settings: Settings, state: DebugState) -> None:
     """
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-    body: dict[str, object] = {"inputs": EXAMPLE_INPUTS}
     statuses = state.registry.statuses()
     example = next(status for status in statuses if status.model is not None)
     assert example.model is not None  # noqa: S101 - chosen so
+    path, body = example_request(example.model.artifact.manifest)
     if not any(status.is_default for status in statuses):
         body["model"] = example.name
-    outputs = example.model.artifact.manifest.outputs
-    route = {"logits": "classify", "tags": "tag"}.get(outputs[0], "encode")
     key = "" if state.keys.is_open else " -H 'Authorization: Bearer KEY'"
     log.info("Serving %s on %s", ", ".join(status.name for status in statuses), url)
     log.info("Docs on %s/docs", url)
     if settings.server.page:
         log.info("Page of explanations on %s/debug", url)
     log.info(
-        "Try: curl %s/%s%s -H 'Content-Type: application/json' -d '%s'",
-        *(url, route, key, json.dumps(body)),
+        "Try: curl %s%s%s -H 'Content-Type: application/json' -d '%s'",
+        *(url, path, key, json.dumps(body)),
     )
+
+
+def example_request(manifest: Manifest) -> tuple[str, dict[str, object]]:
+    """Return the path and the body of a request that shows what a kind of model is for."""
+    kind = kind_of(manifest)
+    if kind in ("reranker", "multi"):
+        documents = ["It rained all day in Bergen.", EXAMPLE_INPUTS[0]]
+        return "/rerank", {"query": "Where did the cat sit?", "documents": documents}
+    if manifest.outputs[0] == "tags":
+        return "/tag", {"inputs": "Sarah lives in London."}
+    path = "/classify" if kind == "classifier" else "/encode"
+    return path, {"inputs": EXAMPLE_INPUTS}
 
 
 def _log_state(state: DebugState) -> None:

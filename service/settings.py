@@ -83,7 +83,8 @@ class ServerSettings(_Group):
     )
     tei_at_root: bool = Field(
         False,
-        description="Whether to serve the routes under /tei also at /; POST /rerank is then TEI's",
+        description="Whether to serve the routes under /tei also at /; "
+        "POST /rerank and GET /health are then TEI's",
     )
     page: bool = Field(True, description="Whether to serve the page of explanations at /debug")
 

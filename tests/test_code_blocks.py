@@ -269,6 +269,7 @@ def test_parts_of_similarities_in_the_text_are_real(url: str) -> None:
         return httpx2.post(f"{url}{route}", json=json.loads(body), timeout=300).json()
 
     text = (ROOT / "README.md").read_text()
+    tutorial = (ROOT / "docs/tutorial.md").read_text()
     scored = answer(text, "/score")
     (document,) = re.findall(r'"documents": \["(.*?)"\]', text)
     units = scored["explanations"][0]["texts"][0]["units"]
@@ -280,12 +281,13 @@ def test_parts_of_similarities_in_the_text_are_real(url: str) -> None:
         assert number == f"{sign * left_out[word]:.2f}"
     assert [word for word, *_ in shown] == ["cat", "sat", "mat"]
     assert f"the cosine, {scored['scores'][0]:.2f}." in paragraph
-    attribution = answer(text, "/debug/attribute")
+    attribution = answer(tutorial, "/debug/attribute")
     best = sorted(attribution["words"], key=lambda word: -float(word["score"]))[:2]
-    (words,) = re.findall(r"\((`\w+` 0\.\d+, `\w+` 0\.\d+ of 0\.\d+)\)", text)
+    (words,) = re.findall(r"`\w+` has 0\.\d+\sof\sthe\scosine\sand\s`\w+` 0\.\d+", tutorial)
     sentence = "The cat sat on the mat."
-    parts = [f"`{sentence[w['start'] : w['end']]}` {w['score']:.2f}" for w in best]
-    assert words == f"{', '.join(parts)} of {attribution['value']:.2f}"
+    first, second = ((sentence[w["start"] : w["end"]], w["score"]) for w in best)
+    parts = f"`{first[0]}` has {first[1]:.2f} of the cosine and `{second[0]}` {second[1]:.2f}"
+    assert " ".join(words.split()) == parts
 
 
 def test_commands_that_do_not_run_here_have_a_test_of_their_own() -> None:

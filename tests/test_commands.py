@@ -28,15 +28,13 @@ PAGES = [
     for page in sorted(pages)
 ]
 MODULES = {
-    "vitrine-export": "models.export.__main__",
-    "vitrine-encode": "service.bulk.command_line",
-    "vitrine-serve": "service.__main__",
+    **{f"vitrine-{verb}": module for verb, (module, _) in VERBS.items()},
     "deploy/load_test.py": "deploy.load_test",
 }
 # Programs that are not ours.
 OTHERS = {
     *("(cd", "apt-cache", "apt-get", "bible", "cat", "curl", "docker", "duckdb", "export"),
-    *("kubectl", "ls", "pip", "serve"),
+    *("kubectl", "ls", "pip", "printf", "serve"),
 }
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
@@ -139,3 +137,26 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
     assert all(any(line.startswith(f"    {verb} ") for line in lines) for verb in VERBS)
+
+
+@pytest.mark.parametrize("module", [*MODULES.values(), "deploy.ray_encode"])
+def test_help_states_the_default_of_each_option_with_a_value(
+    module: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsers: list[argparse.ArgumentParser] = []
+
+    def keep(parser: argparse.ArgumentParser, *_: object) -> None:
+        parsers.append(parser)
+        raise Parsed
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", keep)
+    with pytest.raises(Parsed):
+        importlib.import_module(module).main([])
+    helps = {
+        action.option_strings[0]: str(action.help)
+        for action in parsers[0]._actions
+        if action.option_strings and action.nargs != 0 and not action.required
+    }
+    shown = {option: text for option, text in helps.items() if text != argparse.SUPPRESS}
+    assert shown
+    assert not [option for option, text in shown.items() if "default" not in text]

@@ -4,10 +4,20 @@ import html
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from selenium.webdriver.common.by import By
+from selenium.webdriver.remote.webelement import WebElement
+
+from service.app import create_app
+from service.settings import DebugSettings, Settings
+from tests.eventually import eventually
+from tests.service.page.browsing import Browser
+from tests.service.page.conftest import browser  # noqa: F401 - a fixture
+from tests.test_code_blocks import blocks, commands
 
 ROOT = Path(__file__).parents[1]
 
@@ -58,11 +68,55 @@ def test_local_links_and_pictures_exist(site: Path) -> None:
     assert checked > 1000
 
 
-def test_http_api_has_every_native_route_and_links_to_its_schemas(site: Path) -> None:
-    page = (site / "docs/reference/http-api.html").read_text()
-    for route in ("POST /encode", "POST /rerank", "POST /debug/attribute", "GET /info"):
-        assert f"{route}<a" in page
-    assert '<a class="reference internal" href="#schema-encoderequest">' in page
-    targets = set(re.findall(r'href="#(schema-\w+)"', page))
-    assert targets
-    assert all(f'id="{target}"' in page for target in targets)
+def test_each_route_is_on_one_page_of_the_http_api_with_links_to_its_schemas(site: Path) -> None:
+    pages = [page.read_text() for page in site.glob("docs/reference/http-api/*.html")]
+    api = create_app(Settings(debug=DebugSettings(enabled=True))).openapi()
+    for path, methods in api["paths"].items():
+        for method in methods:
+            heading = f">{method.upper()} {path}<a"
+            assert sum(heading in page for page in pages) == 1, heading
+    for page in pages:
+        targets = set(re.findall(r'<a class="reference internal" href="#([a-z-]+-\w+)"', page))
+        assert targets
+        assert all(f'id="{target}"' in page for target in targets)
+
+
+def test_no_page_scrolls_sideways_on_a_phone(site: Path, browser: Browser) -> None:  # noqa: F811
+    phone = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        for page in site.rglob("*.html"):
+            browser.get(page.as_uri())
+            # furo's content scrolls in place of the page; tables scroll on their own.
+            widths = browser.execute_script(
+                "return [document.scrollingElement, ...document.querySelectorAll('.content')]"
+                ".map((element) => element.scrollWidth)"
+            )
+            assert max(widths) <= phone["width"], page.relative_to(site)
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def has_text(element: WebElement, text: str) -> bool:
+    return element.text == text
+
+
+@pytest.mark.parametrize(
+    "page", ["docs/tutorial.md", "service/README.md", "service/bulk/README.md"]
+)
+def test_copy_button_copies_commands_without_prompt_and_output(
+    site: Path,
+    browser: Browser,  # noqa: F811
+    page: str,
+) -> None:
+    browser.get((site / page).with_suffix(".html").as_uri())
+    browser.execute_script(
+        "navigator.clipboard.writeText = async (text) => { window.copied = text; }"
+    )
+    buttons = browser.find_elements(By.CSS_SELECTOR, ".highlight-console button.copy")
+    sessions = blocks(page, "console")
+    for button, session in zip(buttons, sessions, strict=True):
+        browser.execute_script("arguments[0].click()", button)
+        copied = browser.execute_script("return window.copied")
+        assert copied == "\n".join(command.text for command in commands(session))
+        eventually(partial(has_text, button, "Copied"))

@@ -20,16 +20,14 @@ from tests.serving import flat_routes, serving
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 PAGES = [
-    README,
-    *(
-        (ROOT / f"service{part}/README.md").read_text()
-        for part in ("", "/api", "/debug", "/page", "/api/compat")
-    ),
+    page.read_text()
+    for folder in ("docs/reference", "service")
+    for page in (ROOT / folder).rglob("*.md")
 ]
 
 
 def rows(header: str) -> list[list[str]]:
-    """The cells of the tables under a header line, of all READMEs that have one."""
+    """The cells of the tables under a header line, of all pages that have one."""
     bodies = [page.split(header, 1)[1].split("\n\n", 1)[0] for page in PAGES if header in page]
     return [
         [cell.strip() for cell in line.strip("|").split(" | ")]
@@ -43,7 +41,8 @@ def test_settings_table_agrees_with_the_code() -> None:
         return "none" if value in ((), None) else f"`{value}`"
 
     defaults = Settings()
-    assert [row[:3] for row in rows("| variable | default | |")] == [
+    documented = [row[:3] for row in rows("| variable | default | |")]
+    assert [row for row in documented if row[0].startswith("`VITRINE_")] == [
         [f"`{variable(group, name)}`", shown(getattr(getattr(defaults, group), name)), text]
         for group, name, text in table()
     ]
@@ -107,8 +106,18 @@ def test_example_response_is_real(minilm_client: TestClient) -> None:
         assert actual == shown
 
 
+def test_readme_has_at_most_900_words_beside_code_tables_and_pictures() -> None:
+    text = re.sub(
+        r"^```.*?^```$|<picture>.*?</picture>", "", README, flags=re.DOTALL | re.MULTILINE
+    )
+    text = re.sub(r"^\|.*$", "", text, flags=re.MULTILINE)
+    assert len(re.sub(r"\]\(.*?\)", "]", text).split()) <= 900
+
+
 def test_layout_names_existing_packages_and_all_of_them() -> None:
-    layout = README.split("## Development", 1)[1].split("```")[1]
+    layout = (
+        (ROOT / "CONTRIBUTING.md").read_text().split("## Where code lives", 1)[1].split("```")[1]
+    )
     named = set(re.findall(r"\b((?:models|service)/\w+(?:\.py|/))", layout))
     assert all((ROOT / path).exists() for path in named)
     packages = {

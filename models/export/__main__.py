@@ -130,7 +130,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=_named_prompt,
         action="append",
         default=[],
-        help="add a named prompt, or replace the model's prompt of that name; repeatable",
+        help="add a named prompt, or replace the model's prompt of that name; repeatable "
+        "(default: the model's prompts)",
     )
     parser.add_argument(
         "--default-prompt",

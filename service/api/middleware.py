@@ -26,7 +26,7 @@ from service.inference.errors import DeadlineExceeded, NotReady, VitrineError
 from service.request_trace import TRACE
 
 REQUEST_ID = "X-Request-Id"
-PROBES = ("/healthz", "/readyz")
+PROBES = ("/health", "/healthz", "/readyz")
 _REQUEST_ID_FORM = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 log = logging.getLogger("vitrine")

@@ -145,6 +145,7 @@ def _check_fields(body: EncodeRequest, outputs: Sequence[OutputName]) -> None:
             raise InvalidInput(f"{field} does not apply to the output {names}", pointer=f"/{field}")
 
 
+@router.get("/health", name="health", summary="Liveness")
 @router.get("/healthz", summary="Liveness")
 async def healthz() -> Health:
     """Return 200 while the process is alive, whether or not the model is ready."""

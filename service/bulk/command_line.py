@@ -80,10 +80,22 @@ def build_parser() -> argparse.ArgumentParser:
     add("output", type=Path, metavar="OUTPUT", help="folder for the results")
     add("--input-format", choices=INPUT_FORMATS, help="default: by the names of the files")
     add_job_options(parser)
-    add("--shard", type=_shard, default=(1, 1), metavar="I/N", help="share of this process: 3/16")
+    add(
+        "--shard",
+        type=_shard,
+        default=(1, 1),
+        metavar="I/N",
+        help="share of this process, such as 3/16 (default: everything)",
+    )
     add("--format", choices=OUTPUT_FORMATS, default="parquet", help="output (default: parquet)")
     add("--concat", action="store_true", help="join all parts in one file at the end")
-    add("--verify", type=int, default=0, metavar="N", help="compare N rows, each encoded alone")
+    add(
+        "--verify",
+        type=int,
+        default=0,
+        metavar="N",
+        help="compare N rows, each encoded alone (default: %(default)s)",
+    )
     add("--threads", type=int, default=0, help="number of threads (default: one per CPU)")
     return parser
 
@@ -99,24 +111,39 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     texts.add_argument(
         "--template",
         type=_unescaped,
-        help=r"text of each record, with columns in braces: '{title}\n{body}'",
+        help=r"text of each record, with columns in braces: '{title}\n{body}' "
+        "(default: one column)",
     )
     add("--query-column", default="query", help="column with queries, for scores (default: query)")
-    add("--id-column", help="column with ids, copied to the output")
-    add("--columns", type=_names, default=(), help="further columns to copy: year,author")
-    add("--prompt-name", help="name of the model's prompt to put before each text")
+    add("--id-column", help="column with ids, copied to the output (default: none)")
+    add(
+        "--columns",
+        type=_names,
+        default=(),
+        help="further columns to copy, such as year,author (default: none)",
+    )
+    add("--prompt-name", help="name of the prompt before each text (default: the model's default)")
     add("--kind", choices=KINDS, help="kind of results (default: by the model)")
-    add("--chunking", choices=get_args(Strategy), help="divide texts, for chunks and scores")
+    add(
+        "--chunking",
+        choices=get_args(Strategy),
+        help="divide texts, for chunks and scores (default: texts are not divided)",
+    )
     add("--chunk-size", type=int, help="tokens per chunk (default: as many as the model takes)")
     add("--chunk-overlap", type=int, default=0, help="tokens that chunks share (default: 0)")
     add("--late", action="store_true", help="late chunking: encode the whole text at once")
-    add("--highlight", type=int, metavar="N", help="store the best N sentences, for scores")
-    add("--dimensions", type=int, help="number of leading dimensions to keep")
+    add(
+        "--highlight",
+        type=int,
+        metavar="N",
+        help="store the best N sentences, for scores (default: none)",
+    )
+    add("--dimensions", type=int, help="number of leading dimensions to keep (default: all)")
     add("--dtype", choices=DTYPES, default="float32", help="type of vectors (default: float32)")
-    add("--limit", type=int, help="maximum number of records")
+    add("--limit", type=int, help="maximum number of records (default: all)")
     add("--part-rows", type=int, default=8192, help="records per part (default: 8192)")
     add("--max-memory", type=_bytes, default="256M", help="for records in flight (default: 256M)")
-    add("--max-errors", type=int, help="number of records with errors that ends the job")
+    add("--max-errors", type=int, help="maximum number of records with errors (default: no limit)")
     add("--engine", default="auto", help="onnxruntime, openvino or cuda (default: auto)")
     add("--precision", choices=get_args(Precision), default="float32", help="default: float32")
     add("--progress", choices=("auto", "json", "none"), default="auto", help="default: auto")

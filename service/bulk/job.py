@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -168,7 +169,8 @@ class _JobRun:
 
     async def _add(self, number: int, block: EncodedBlock, *, is_kept: bool) -> None:
         progress = self.progress
-        progress.share = block.share
+        limit = self._options.limit or math.inf
+        progress.share = max(block.share, (block.first + block.count) / limit)
         if block.rows is None:
             progress.skip(block.count if is_kept else 0)
             self._report(progress)

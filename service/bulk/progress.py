@@ -32,7 +32,8 @@ class Progress:
         errors: Number of rows with an error among them.
         errors_before: Number of rows with an error in parts that were finished before.
         kept: Number of rows of parts that were finished before.
-        share: Share of the input that has been read, from 0 to 1; 0 for standard input.
+        share: Share of the input, or of the limit of records if that is more, that has been read,
+            from 0 to 1; 0 for standard input without a limit.
         started: Time at which the run began to read, by `time.monotonic`; None: not yet.
         share_before: Share of the input before the first row that the run encoded.
         first_error: The first error, with its row.
@@ -72,7 +73,7 @@ class Progress:
 
     @property
     def remaining_s(self) -> float | None:
-        """Estimated seconds until the end, by the bytes of the input; None: not known."""
+        """Estimated seconds until the end, by `share`; None: not known."""
         done = self.share - self.share_before
         return self.elapsed_s * (1 - self.share) / done if done > 0 else None
 

@@ -260,4 +260,10 @@ GUARDS = (
         "return max(0, self.end - first)",
         "tests/deploy/test_ray_encode.py::test_damaged_part_of_a_cluster_is_encoded_again",
     ),
+    Guard(
+        "service/bulk/job.py",
+        "max(block.share, (block.first + block.count) / limit)",
+        "block.share",
+        "tests/service/bulk/test_job.py::test_progress_ends_at_all_of_the_input_or_of_the_limit",
+    ),
 )

@@ -272,3 +272,10 @@ def test_invalid_argument_is_named_in_the_error(
 def test_unreachable_server_ends_the_load_test_with_a_message() -> None:
     with pytest.raises(SystemExit, match=r"http://127\.0\.0\.1:9: no vector from the vitrine API"):
         load_test.main(["http://127.0.0.1:9", "--rates", "1"])
+
+
+def test_outcomes_are_told_in_words() -> None:
+    assert load_test.describe({"200": 2}) == "2 succeeded"
+    outcomes = {"ReadTimeout": 1, "200": 1200, "429": 3}
+    told = "1,200 succeeded, 3 got status 429, 1 failed with ReadTimeout"
+    assert load_test.describe(outcomes) == told

@@ -22,7 +22,7 @@ PAGES = {"/debug", "/debug/assets/{name}"}
 TEI_PROBES = {
     f"/tei{model}/{name}" for model in ("", "/{model:path}") for name in ("", "health", "ping")
 }
-PROBES = {"/healthz", "/readyz", "/tei", *TEI_PROBES}
+PROBES = {"/health", "/healthz", "/readyz", "/tei", *TEI_PROBES}
 PUBLIC = {f"GET {path}" for path in {"/", *DOCS, *PAGES, *PROBES}}
 
 
@@ -99,7 +99,7 @@ def test_key_is_accepted_in_x_api_key_and_api_key_headers(
 
 
 def test_public_routes_need_no_key(keyed_client: TestClient) -> None:
-    for path in ("/healthz", "/readyz", "/openapi.json"):
+    for path in ("/health", "/healthz", "/readyz", "/openapi.json"):
         assert keyed_client.get(path).status_code == 200
 
 

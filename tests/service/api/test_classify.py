@@ -243,7 +243,7 @@ def test_example_at_startup_is_a_request_that_the_model_can_answer(reranker: Art
         answer = subprocess.run(
             ["bash", "-c", f"{match[1]} --silent --fail"], capture_output=True, check=True
         )
-    assert len(json.loads(answer.stdout)["labels"]) == 2
+    assert len(json.loads(answer.stdout)["results"]) == 2
     assert not any("Gradient" in line for line in lines)
 
 

@@ -315,7 +315,8 @@ def operations_of(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {operation["operationId"]: operation for path in paths for operation in path.values()}
 
 
-NATIVE = {"encode", "classify", "rerank", "score", "tag", "healthz", "readyz", "info", "metrics"}
+NATIVE = {"encode", "classify", "rerank", "score", "tag", "health", "healthz", "readyz"}
+NATIVE |= {"info", "metrics"}
 NATIVE |= {"list_models", "model_info", "model_calibration", "load_model", "delete_model"}
 NATIVE |= {"process_state"}
 COHERE = {"v1_embed", "v2_embed"}
@@ -387,7 +388,7 @@ def test_openapi_document_lists_keys_and_debug_routes_only_if_configured(
     schemes = document["components"]["securitySchemes"]
     assert schemes.keys() == {"Bearer", "XApiKey", "ApiKey"}
     secured = {name for name, operation in operations.items() if "security" in operation}
-    assert secured == operations.keys() - {"healthz", "readyz"} - TEI_PROBES
+    assert secured == operations.keys() - {"health", "healthz", "readyz"} - TEI_PROBES
     assert operations["encode"]["security"] == [{name: []} for name in schemes]
     without = client.get("/openapi.json").json()
     assert "securitySchemes" not in without["components"]

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from starlette.testclient import TestClient
 
 from models.artifact import Artifact
+from service.__main__ import example_request
 from tests.eventually import eventually
 from tests.faulty_service import IS_STUCK, RAISES
 from tests.held_service import held
-from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process, rest
+from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process, ready_model, rest
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -56,6 +58,27 @@ def test_startup_prints_urls_and_a_working_curl_command(small_artifact: Artifact
         assert docs is not None
         assert httpx2.get(docs[1], timeout=PATIENCE_S).status_code == 200
         assert not any("everybody has access" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("model", "path", "field"),
+    [
+        ("client", "/encode", "embeddings"),
+        ("sparse_client", "/encode", "embeddings"),
+        ("multi_client", "/rerank", "results"),
+        ("rerank_client", "/rerank", "results"),
+        ("classify_client", "/classify", "labels"),
+        ("tag_client", "/tag", "entities"),
+    ],
+)
+def test_example_at_startup_fits_the_kind_of_model(
+    request: pytest.FixtureRequest, model: str, path: str, field: str
+) -> None:
+    client: TestClient = request.getfixturevalue(model)
+    route, body = example_request(ready_model(client).artifact.manifest)
+    answer = client.post(route, json=body)
+    assert (route, answer.status_code) == (path, 200)
+    assert field in answer.json()
 
 
 @pytest.mark.parametrize("is_enabled", [True, False])

@@ -19,6 +19,7 @@ PAGES = "".join((ROOT / page).read_text() for page in READMES)
 
 # Fixture of the client, by section and route. Models are small and have random weights.
 CLIENTS = {
+    ("Vectors", "/encode"): "client",
     ("Explanations", "/rerank"): "client",
     ("Rerankers and classifiers", "/rerank"): "rerank_client",
     ("Rerankers and classifiers", "/classify"): "classify_client",

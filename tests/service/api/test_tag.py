@@ -1,7 +1,5 @@
 """`POST /tag`, against the token classification pipeline of transformers."""
 
-import json
-import subprocess
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ from starlette.testclient import TestClient
 import vitrine
 from models.artifact import Artifact
 from tests.service.api.posting import ask, wrong_model
-from tests.serving import lines_until, process, ready_model
+from tests.serving import ready_model
 
 pytestmark = pytest.mark.slow
 
@@ -145,12 +143,3 @@ def test_info_lists_the_output_and_the_labels(tag_client: TestClient) -> None:
     assert info["self_check"].keys() == {"tags"}
     # text-embeddings-inference has no such models.
     assert tag_client.get("/tei/info").json()["model_type"] == {}
-
-
-def test_example_at_startup_is_a_request_that_the_model_can_answer(tagger: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(tagger.path)) as started:
-        _, match = lines_until(started, r"Try: (curl .*)$")
-        answer = subprocess.run(
-            ["bash", "-c", f"{match[1]} --silent --fail"], capture_output=True, check=True
-        )
-    assert len(json.loads(answer.stdout)["entities"]) == 2

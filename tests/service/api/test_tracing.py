@@ -297,7 +297,7 @@ def test_unknown_paths_and_methods_are_not_exported(client: TestClient, receiver
 
 
 def test_probes_and_scrapes_are_not_traced(client: TestClient, receiver: Receiver) -> None:
-    for path in ("/healthz", "/readyz", "/metrics", "/info"):
+    for path in ("/health", "/healthz", "/readyz", "/metrics", "/info"):
         client.get(path)
     [span] = receiver.wait()
     assert span.name == "GET /info"

@@ -632,6 +632,21 @@ def test_limit_ends_the_input(encode: Encode, tmp_path: Path, output: Path) -> N
     assert rows_of(output)["row"].to_pylist() == list(range(27))
 
 
+@pytest.mark.parametrize("limit", [27, 95, 200, None])
+def test_progress_ends_at_all_of_the_input_or_of_the_limit(
+    small_artifact: Artifact, tmp_path: Path, output: Path, limit: int | None
+) -> None:
+    path = tmp_path / "texts.parquet"
+    pq.write_table(pa.table({"text": [f"text {number}" for number in range(95)]}), path)
+    options = BulkOptions(
+        inputs=(str(path),), output=output, model=small_artifact.path, limit=limit, threads=1
+    )
+    shares: list[float] = []
+    asyncio.run(encode_files(options, lambda progress: shares.append(progress.share)))
+    assert shares[-1] == 1.0
+    assert shares == sorted(shares)
+
+
 def test_memory_limit_below_one_block_still_encodes_all(
     encode: Encode, tmp_path: Path, output: Path
 ) -> None:
