@@ -34,14 +34,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
+from textwrap import shorten
+from typing import overload
 
 import numpy as np
 
+from service.inference.explain.notebook_html import (
+    Chip,
+    Passage,
+    explanation_html,
+    shown,
+    signed,
+)
 from service.inference.explain.options import TextUnit, UnitKind
 from service.inference.explain.shapley import Subsets, shapley_values
 from service.inference.tokenizing.rows import Span
 from service.inference.tokenizing.sentences import sentence_starts
 from service.inference.tokenizing.words import word_spans
+
+# Number of units in a repr, those with the largest numbers.
+_IN_REPR = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +76,12 @@ class UnitEffect:
     alone: float | None
     rank: int
 
+    @property
+    def chip(self) -> Chip:
+        """The unit in the picture of its text."""
+        numbers = f"left out {signed(self.left_out)}, alone {signed(self.alone)}, rank {self.rank}"
+        return Chip(self.start, self.end, self.left_out, numbers)
+
 
 @dataclass(frozen=True)
 class TextEffects:
@@ -71,6 +89,7 @@ class TextEffects:
 
     Attributes:
         text: Index of the text in its pair, 0 or 1; 0 for a single text.
+        content: The text.
         read: Span of the text that the model reads, of which the units and all variants are parts.
         whole: Result of that part.
         empty: Result of the empty text in its place; None: it has no tokens and no result.
@@ -80,12 +99,16 @@ class TextEffects:
     """
 
     text: int
+    content: str
     read: Span
     whole: float
     empty: float | None
     by: UnitKind
     units: Sequence[UnitEffect]
     words: Sequence[UnitEffect] = ()
+
+    def __repr__(self) -> str:
+        return f"TextEffects({_summary(self)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +129,15 @@ class UnitValue:
     standard_error: float
     rank: int
 
+    @property
+    def chip(self) -> Chip:
+        """The unit in the picture of its text."""
+        numbers = (
+            f"value {signed(self.value)}, standard error {shown(self.standard_error)}, "
+            f"rank {self.rank}"
+        )
+        return Chip(self.start, self.end, self.value, numbers)
+
 
 @dataclass(frozen=True)
 class TextValues:
@@ -113,6 +145,7 @@ class TextValues:
 
     Attributes:
         text: See `TextEffects`.
+        content: See `TextEffects`.
         read: See `TextEffects`.
         whole: See `TextEffects`.
         empty: Result of the empty text in its place.
@@ -121,11 +154,15 @@ class TextValues:
     """
 
     text: int
+    content: str
     read: Span
     whole: float
     empty: float
     by: UnitKind
     units: Sequence[UnitValue]
+
+    def __repr__(self) -> str:
+        return f"TextValues({_summary(self)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +204,31 @@ class Deletions:
         pairs = 0 if self.pairs is None else len(self.pairs[0])
         return pairs + sum(len(text.units) + len(text.words) for text in self.texts)
 
+    def __repr__(self) -> str:
+        return f"Deletions({_heading(self)}; {'; '.join(map(_summary, _shown_texts(self)))})"
+
+    def _repr_html_(self) -> str:
+        return explanation_html(_heading(self), self.passages(), self.legend)
+
+    @property
+    def legend(self) -> str:
+        """Meaning of the numbers in the picture."""
+        return f"lost by the {_number_name(self)} without it"
+
+    def passages(self, prefix: str = "") -> list[Passage]:
+        """Return the texts in the picture, by logits of rerankers, whose scores are rounded to 1.
+
+        Args:
+            prefix: Beginning of the line above each text.
+        """
+        passages: list[Passage] = []
+        for name, text in zip(_text_names(self), _shown_texts(self), strict=True):
+            passages.append(_passage(f"{prefix}{name}, by {text.by}", text))
+            if text.words:
+                title = f"{prefix}{name}, words of the sentences that rank first"
+                passages.append(Passage(title, text.content, [unit.chip for unit in text.words]))
+        return passages
+
 
 @dataclass(frozen=True)
 class ShapleyValues:
@@ -180,6 +242,70 @@ class ShapleyValues:
     def units(self) -> int:
         """Number of units of all texts."""
         return sum(len(text.units) for text in self.texts)
+
+    def __repr__(self) -> str:
+        return f"ShapleyValues({_heading(self)}; {'; '.join(map(_summary, _shown_texts(self)))})"
+
+    def _repr_html_(self) -> str:
+        return explanation_html(_heading(self), self.passages(), self.legend)
+
+    @property
+    def legend(self) -> str:
+        """Meaning of the numbers in the picture."""
+        return f"Shapley value, a part of the {_number_name(self)}"
+
+    def passages(self, prefix: str = "") -> list[Passage]:
+        """Return the texts in the picture; see `Deletions.passages`."""
+        return [
+            _passage(f"{prefix}{name}, by {text.by}", text)
+            for name, text in zip(_text_names(self), _shown_texts(self), strict=True)
+        ]
+
+
+@overload
+def _shown_texts(explanation: Deletions) -> Sequence[TextEffects]: ...
+@overload
+def _shown_texts(explanation: ShapleyValues) -> Sequence[TextValues]: ...
+def _shown_texts(
+    explanation: Deletions | ShapleyValues,
+) -> Sequence[TextEffects] | Sequence[TextValues]:
+    return explanation.raw_texts if explanation.label is None else explanation.texts
+
+
+def _number_name(explanation: Deletions | ShapleyValues) -> str:
+    if explanation.label is not None:
+        return f"score of {explanation.label}"
+    return "score" if explanation.texts == explanation.raw_texts else "logit"
+
+
+def _heading(explanation: Deletions | ShapleyValues) -> str:
+    values = [shown(text.whole) for text in _shown_texts(explanation)[:1]]
+    return " ".join([_number_name(explanation), *values])
+
+
+def _text_names(explanation: Deletions | ShapleyValues) -> list[str]:
+    names = ("query", "document")
+    if explanation.label is not None:
+        names = ("first text", "second text") if len(explanation.texts) > 1 else ("text", "text")
+    return [names[text.text] for text in explanation.texts]
+
+
+def _passage(title: str, text: TextEffects | TextValues) -> Passage:
+    start, end = text.read
+    if text.read != (0, len(text.content)):
+        title += f"; the model reads characters {start} to {end} of {len(text.content)}"
+    return Passage(title, text.content, [unit.chip for unit in text.units])
+
+
+def _summary(text: TextEffects | TextValues) -> str:
+    """Return the number of a text's units, and those with the largest numbers."""
+    chips = [unit.chip for unit in text.units]
+    largest = sorted(chips, key=lambda chip: -abs(chip.value or 0.0))[:_IN_REPR]
+    named = (
+        f"{shorten(text.content[start:end], 40, placeholder='...')!r} {signed(value)}"
+        for start, end, value, _ in largest
+    )
+    return f"{len(chips)} {text.by}: {', '.join(named)}"
 
 
 def highlights_of(found: Deletions, count: int) -> Deletions:
