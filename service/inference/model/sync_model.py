@@ -54,8 +54,8 @@ class SyncModel:
         self._thread = threading.Thread(target=_run_loop, args=(loop,), daemon=True)
         self._lock = threading.Lock()  # no call is submitted after the stop
         self._stop = weakref.finalize(self, loop.call_soon_threadsafe, loop.stop)
-        self._stop.atexit = False  # no thread can be started then, and ending the loop takes one
         self._thread.start()
+        _open_models.add(self)
         try:
             self.model: Model = self._run(open_model(path, options))
         except BaseException:
@@ -127,8 +127,30 @@ class SyncModel:
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Run an event loop until it is stopped; then cancel its tasks and close it."""
-    with asyncio.Runner(loop_factory=lambda: loop):
-        loop.run_forever()
+    loop.run_forever()
+    loop.run_until_complete(_cancel_tasks())
+    loop.close()
+
+
+async def _cancel_tasks() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+_open_models: "weakref.WeakSet[SyncModel]" = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """Close the models that are open when the interpreter exits."""
+    for model in list(_open_models):
+        model.close()
+
+
+# Before the threads of engines are joined, which otherwise first run all that is queued; `atexit`
+# comes after that.
+threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 
 
 def _closed() -> NotReady:
