@@ -18,7 +18,13 @@ _COLOURS: Sequence[Colour] = [
     for code in _RAMP
 ]
 # Factors by which small numbers are shown, and their names, as in dom.js.
-_UNITS = ((1.0, ""), (1e3, "thousandths"), (1e6, "millionths"), (1e9, "billionths"))
+_UNITS = (
+    (1.0, ""),
+    (1e3, "thousandths"),
+    (1e6, "millionths"),
+    (1e9, "billionths"),
+    (1e12, "trillionths"),
+)
 # A number is shown in a unit in which the largest is not below this.
 _LEAST_SHOWN = 0.01
 # Relative luminance above which black text has the higher contrast, by WCAG.
