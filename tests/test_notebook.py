@@ -16,6 +16,10 @@ pytestmark = pytest.mark.slow
 NOTEBOOK = Path(__file__).parents[1] / "docs/notebook.ipynb"
 
 
+def read() -> Any:  # noqa: ANN401 - untyped
+    return nbformat.read(NOTEBOOK, as_version=4)  # type: ignore[no-untyped-call]
+
+
 @pytest.fixture(scope="module")
 def cells(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
     """The code cells of the notebook, run in a folder beside the artifacts, as in a clone."""
@@ -23,7 +27,7 @@ def cells(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> list[
     (clone / "docs").mkdir()
     (clone / "artifacts").mkdir()
     (clone / "artifacts/all-MiniLM-L6-v2").symlink_to(artifact.path)
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = read()
     resources = {"metadata": {"path": str(clone / "docs")}}
     NotebookClient(notebook, timeout=None, resources=resources).execute()
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
@@ -73,7 +77,7 @@ def test_highlight_is_the_sentence_about_returns(cells: list[Any]) -> None:
 
 
 def test_outputs_are_not_kept() -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = read()
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert all(not cell.outputs and cell.execution_count is None for cell in code)

@@ -193,14 +193,15 @@ def test_columns_of_texts(models: Models, name: str, column: Callable[[list[Any]
 
 
 def test_error_of_python_names_the_input_and_what_it_is(models: Models) -> None:
-    model = models["dense"]
-    for call, message in (
+    model: Any = models["dense"]
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: model.encode(["a", nan]), r"^inputs\[1\]: expected .*, not NaN$"),
         (lambda: model.encode(["a", ""]), r"^inputs\[1\]: the text is empty$"),
         (lambda: model.rerank("a", ["a", b"b"]), r"^documents\[1\]: .*, not bytes$"),
         (lambda: model.score(["a", None], ["b", "c"]), r"^queries\[1\]: .*, not None$"),
         (lambda: model.rerank("a", "b"), r"^documents must be a non-empty list"),
-    ):
+    ]
+    for call, message in cases:
         with pytest.raises(vitrine.InvalidInput, match=message):
             call()
 
