@@ -34,26 +34,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
-from textwrap import shorten
-from typing import overload
+from typing import ClassVar
 
 import numpy as np
 
-from service.inference.explain.notebook_html import (
-    Chip,
-    Passage,
-    explanation_html,
-    shown,
-    signed,
-)
+from service.inference.explain.notebook_html import Chip, shown, signed
 from service.inference.explain.options import TextUnit, UnitKind
+from service.inference.explain.pictures import heading_of, picture, summary_of, text_summary_of
 from service.inference.explain.shapley import Subsets, shapley_values
 from service.inference.tokenizing.rows import Span
 from service.inference.tokenizing.sentences import sentence_starts
 from service.inference.tokenizing.words import word_spans
-
-# Number of units in a repr, those with the largest numbers.
-_IN_REPR = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +99,15 @@ class TextEffects:
     words: Sequence[UnitEffect] = ()
 
     def __repr__(self) -> str:
-        return f"TextEffects({_summary(self)})"
+        return f"TextEffects({text_summary_of(self)})"
+
+    @property
+    def rows(self) -> dict[str, list[Chip]]:
+        """The units in the picture of the text, and words of sentences in another one."""
+        rows: dict[str, Sequence[UnitEffect]] = {self.by: self.units}
+        if self.words:
+            rows["words of the sentences that rank first"] = self.words
+        return {name: [unit.chip for unit in units] for name, units in rows.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +161,12 @@ class TextValues:
     units: Sequence[UnitValue]
 
     def __repr__(self) -> str:
-        return f"TextValues({_summary(self)})"
+        return f"TextValues({text_summary_of(self)})"
+
+    @property
+    def rows(self) -> dict[str, list[Chip]]:
+        """The units in the picture of the text."""
+        return {self.by: [unit.chip for unit in self.units]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +201,7 @@ class Deletions:
     raw_texts: Sequence[TextEffects]
     label: str | None = None
     pairs: tuple[Sequence[PairEffect], Sequence[PairEffect]] | None = None
+    meaning: ClassVar[str] = "lost by the {} without it"
 
     @property
     def units(self) -> int:
@@ -205,29 +210,10 @@ class Deletions:
         return pairs + sum(len(text.units) + len(text.words) for text in self.texts)
 
     def __repr__(self) -> str:
-        return f"Deletions({_heading(self)}; {'; '.join(map(_summary, _shown_texts(self)))})"
+        return summary_of(self)
 
     def _repr_html_(self) -> str:
-        return explanation_html(_heading(self), self.passages(), self.legend)
-
-    @property
-    def legend(self) -> str:
-        """Meaning of the numbers in the picture."""
-        return f"lost by the {_number_name(self)} without it"
-
-    def passages(self, prefix: str = "") -> list[Passage]:
-        """Return the texts in the picture, by logits of rerankers, whose scores are rounded to 1.
-
-        Args:
-            prefix: Beginning of the line above each text.
-        """
-        passages: list[Passage] = []
-        for name, text in zip(_text_names(self), _shown_texts(self), strict=True):
-            passages.append(_passage(f"{prefix}{name}, by {text.by}", text))
-            if text.words:
-                title = f"{prefix}{name}, words of the sentences that rank first"
-                passages.append(Passage(title, text.content, [unit.chip for unit in text.words]))
-        return passages
+        return picture(heading_of(self), [("", self)])
 
 
 @dataclass(frozen=True)
@@ -237,6 +223,7 @@ class ShapleyValues:
     texts: Sequence[TextValues]
     raw_texts: Sequence[TextValues]
     label: str | None = None
+    meaning: ClassVar[str] = "part of the {} (Shapley value)"
 
     @property
     def units(self) -> int:
@@ -244,68 +231,10 @@ class ShapleyValues:
         return sum(len(text.units) for text in self.texts)
 
     def __repr__(self) -> str:
-        return f"ShapleyValues({_heading(self)}; {'; '.join(map(_summary, _shown_texts(self)))})"
+        return summary_of(self)
 
     def _repr_html_(self) -> str:
-        return explanation_html(_heading(self), self.passages(), self.legend)
-
-    @property
-    def legend(self) -> str:
-        """Meaning of the numbers in the picture."""
-        return f"Shapley value, a part of the {_number_name(self)}"
-
-    def passages(self, prefix: str = "") -> list[Passage]:
-        """Return the texts in the picture; see `Deletions.passages`."""
-        return [
-            _passage(f"{prefix}{name}, by {text.by}", text)
-            for name, text in zip(_text_names(self), _shown_texts(self), strict=True)
-        ]
-
-
-@overload
-def _shown_texts(explanation: Deletions) -> Sequence[TextEffects]: ...
-@overload
-def _shown_texts(explanation: ShapleyValues) -> Sequence[TextValues]: ...
-def _shown_texts(
-    explanation: Deletions | ShapleyValues,
-) -> Sequence[TextEffects] | Sequence[TextValues]:
-    return explanation.raw_texts if explanation.label is None else explanation.texts
-
-
-def _number_name(explanation: Deletions | ShapleyValues) -> str:
-    if explanation.label is not None:
-        return f"score of {explanation.label}"
-    return "score" if explanation.texts == explanation.raw_texts else "logit"
-
-
-def _heading(explanation: Deletions | ShapleyValues) -> str:
-    values = [shown(text.whole) for text in _shown_texts(explanation)[:1]]
-    return " ".join([_number_name(explanation), *values])
-
-
-def _text_names(explanation: Deletions | ShapleyValues) -> list[str]:
-    names = ("query", "document")
-    if explanation.label is not None:
-        names = ("first text", "second text") if len(explanation.texts) > 1 else ("text", "text")
-    return [names[text.text] for text in explanation.texts]
-
-
-def _passage(title: str, text: TextEffects | TextValues) -> Passage:
-    start, end = text.read
-    if text.read != (0, len(text.content)):
-        title += f"; the model reads characters {start} to {end} of {len(text.content)}"
-    return Passage(title, text.content, [unit.chip for unit in text.units])
-
-
-def _summary(text: TextEffects | TextValues) -> str:
-    """Return the number of a text's units, and those with the largest numbers."""
-    chips = [unit.chip for unit in text.units]
-    largest = sorted(chips, key=lambda chip: -abs(chip.value or 0.0))[:_IN_REPR]
-    named = (
-        f"{shorten(text.content[start:end], 40, placeholder='...')!r} {signed(value)}"
-        for start, end, value, _ in largest
-    )
-    return f"{len(chips)} {text.by}: {', '.join(named)}"
+        return picture(heading_of(self), [("", self)])
 
 
 def highlights_of(found: Deletions, count: int) -> Deletions:

@@ -68,18 +68,18 @@ class Passage(NamedTuple):
     chips: Sequence[Chip]
 
 
-def explanation_html(heading: str, passages: Sequence[Passage], number: str = "left out") -> str:
+def explanation_html(heading: str, passages: Sequence[Passage], meaning: str) -> str:
     """Return the picture of texts on one scale.
 
     Args:
         heading: Line above all texts.
         passages: The texts.
-        number: Name of the number that colours the units.
+        meaning: Meaning of the number that colours a unit.
     """
     values = [abs(chip.value) for each in passages for chip in each.chips if chip.value is not None]
     scale = max(values, default=0.0)
     return (
-        f"<div><div><b>{escape(heading)}</b></div>{_legend(scale, number)}"
+        f"<div><div><b>{escape(heading)}</b></div>{_legend(scale, meaning)}"
         f"{''.join(_passage(each, scale) for each in passages)}</div>"
     )
 
@@ -94,11 +94,11 @@ def signed(value: float | None) -> str:
     return "not measured" if value is None else ("+" if value > 0 else "") + shown(value)
 
 
-def _legend(scale: float, number: str) -> str:
+def _legend(scale: float, meaning: str) -> str:
     factor, unit = _unit(scale)
     ramp = f"linear-gradient(to right,{','.join(_RAMP)})"
     return (
-        f'<div style="{_SMALL}">{escape(number)}: {_rounded(-scale, factor, scale)} '
+        f'<div style="{_SMALL}">{escape(meaning)}: {_rounded(-scale, factor, scale)} '
         f'<span style="display:inline-block;width:110px;height:10px;border-radius:3px;'
         f'background:{ramp}"></span> +{_rounded(scale, factor, scale)} {unit}</div>'
     )

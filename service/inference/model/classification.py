@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from service.inference.explain.deletion import Deletions, ShapleyValues
-from service.inference.explain.notebook_html import explanation_html, shown
+from service.inference.explain.notebook_html import shown
+from service.inference.explain.pictures import picture
 from service.inference.results.scores import Scores
 from service.inference.results.vectors import Stages, cost_of
 from service.inference.tokenizing.rows import Row
@@ -75,15 +76,11 @@ class Classification:
         explained = {**self.deletions, **self.shapley_values}
         if not explained:
             return None
-        passages = [
-            passage
+        inputs = [
+            (f"[{index}] {explanation.label} {shown(explanation.texts[0].whole)}: ", explanation)
             for index, explanation in sorted(explained.items())
-            for passage in explanation.passages(
-                f"[{index}] {explanation.label} {shown(explanation.texts[0].whole)}: "
-            )
         ]
-        legend = "effect on the score of the label"
-        return explanation_html(repr(self), passages, legend)
+        return picture(repr(self), inputs)
 
     def best_labels(self, limit: int | None = None) -> list[list[int]]:
         """Return the columns of the best labels of each input, best first.

@@ -9,7 +9,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from models.artifact import SimilarityName
 from service.inference.explain.deletion import Deletions, ShapleyValues
-from service.inference.explain.notebook_html import explanation_html, shown
+from service.inference.explain.notebook_html import shown
+from service.inference.explain.pictures import picture
 from service.inference.explain.terms import Explanation
 from service.inference.results.scores import Scores, best_first
 from service.inference.results.vectors import Stages, cost_of_lengths
@@ -86,15 +87,12 @@ class PairScores:
         explained = {**self.deletions, **self.shapley_values}
         if not explained:
             return None
-        passages = [
-            passage
+        ranked = [
+            (f"{place}. [{index}] {shown(self.scores[index])}: ", explained[index])
             for place, index in enumerate(self.ranking(), 1)
             if index in explained
-            for passage in explained[index].passages(
-                f"{place}. [{index}] {shown(self.scores[index])}: "
-            )
         ]
-        return explanation_html(repr(self), passages, next(iter(explained.values())).legend)
+        return picture(repr(self), ranked)
 
     def of(self, indices: Sequence[int]) -> "PairScores":
         """Return the scores of some pairs, without explanations."""

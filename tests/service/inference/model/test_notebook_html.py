@@ -100,7 +100,7 @@ def test_colours_and_numbers_are_those_of_the_page() -> None:
     for values, expected in zip(cases, json.loads(ran.stdout), strict=True):
         text = "x " * len(values)
         chips = [Chip(2 * i, 2 * i + 1, value, "") for i, value in enumerate(values)]
-        picture = Picture(explanation_html("", [Passage("", text, chips)]))
+        picture = Picture(explanation_html("", [Passage("", text, chips)], ""))
         for unit, own in zip(picture.units, expected["chips"], strict=True):
             assert unit.number == own["shown"]
             channels = [re.findall(r"\d+", each) for each in (unit.background, own["background"])]
@@ -113,7 +113,7 @@ def test_colours_and_numbers_are_those_of_the_page() -> None:
 
 def test_text_between_units_is_shown_as_it_is() -> None:
     chips = [Chip(8, 9, None, "last"), Chip(2, 3, 0.5, "first")]
-    picture = Picture(explanation_html("", [Passage("title", "- a <&> b, <c>", chips)]))
+    picture = Picture(explanation_html("", [Passage("title", "- a <&> b, <c>", chips)], ""))
     shown = picture.texts[picture.texts.index("title") + 1 :]
     assert shown == ["- ", "a", "0.500", " <&> ", "b", "\N{EN DASH}", ", <c>"]
 
@@ -180,6 +180,13 @@ def test_highlights_shade_the_best_sentences_inside_the_whole_text(
     assert all(sentence in "".join(picture.texts) for sentence in ("w5 w6.", "w7 w8.", "w9 w40."))
 
 
+def test_text_without_units_is_shown(model: vitrine.SyncModel) -> None:
+    explanation = model.score("w5", " ", explain=True).deletions[0]
+    assert not explanation.texts[0].units
+    assert not Picture(explanation._repr_html_()).units
+    assert repr(explanation).startswith("Deletions(score ")
+
+
 def test_result_without_explanation_has_no_picture(model: vitrine.SyncModel) -> None:
     assert model.rerank("w5", DOCUMENTS)._repr_html_() is None
 
@@ -203,7 +210,7 @@ def test_label_and_pair_of_texts_are_named(classifier: Artifact) -> None:  # noq
     titles = " ".join(picture.texts)
     labels = [result.deletions[index].label for index in (0, 1)]
     assert f"[0] {labels[0]}" in titles
-    for name in ("text, by words", "first text, by words", "second text, by words"):
+    for name in ("text, words", "first text, words", "second text, words"):
         assert name in titles
     assert f"score of {labels[0]}" in repr(result.deletions[0])
 
