@@ -92,7 +92,8 @@ def text_summary_of(text: ExplainedText) -> str:
         f"{shorten(text.content[start:end], 40, placeholder='...')!r} {signed(value)}"
         for start, end, value, _ in largest
     )
-    return f"{len(chips)} {kind}: {', '.join(named)}"
+    count = f"{len(chips)} {kind}"
+    return f"{count}: {', '.join(named)}" if chips else count
 
 
 def _texts(explanation: Explanation) -> Sequence[ExplainedText]:

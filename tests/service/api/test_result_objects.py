@@ -112,6 +112,12 @@ def test_repr_names_the_best_three_the_truncated_and_the_model(models: Models) -
     assert "pooled" in repr(model)
     assert len(repr(model)) < 200
     assert len(repr(models["sparse"].encode_sparse(TEXTS)[0])) < 100
+    for explain in (vitrine.Terms(), True, vitrine.Deletion(method="shapley")):
+        explained = model.score("w5", TEXTS, explain=explain)
+        explanations = [explained.explanations, explained.deletions, explained.shapley_values]
+        for explanation in [found[0] for found in explanations if found]:
+            assert len(repr(explanation)) < 200
+            assert repr(explanation).startswith(f"{type(explanation).__name__}(")
 
 
 def test_labels_of_an_input_are_in_order_of_score(models: Models) -> None:

@@ -184,7 +184,7 @@ def test_text_without_units_is_shown(model: vitrine.SyncModel) -> None:
     explanation = model.score("w5", " ", explain=True).deletions[0]
     assert not explanation.texts[0].units
     assert not Picture(explanation._repr_html_()).units
-    assert repr(explanation).startswith("Deletions(score ")
+    assert repr(explanation).endswith("; 0 words)")
 
 
 def test_result_without_explanation_has_no_picture(model: vitrine.SyncModel) -> None:
