@@ -1,6 +1,7 @@
 """A synchronous wrapper of `Model`, with an event loop in a background thread."""
 
 import asyncio
+import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
@@ -55,12 +56,12 @@ class SyncModel:
         self._lock = threading.Lock()  # no call is submitted after the stop
         self._stop = weakref.finalize(self, loop.call_soon_threadsafe, loop.stop)
         self._thread.start()
-        _open_models.add(self)
         try:
             self.model: Model = self._run(open_model(path, options))
         except BaseException:
             self._stop()
             raise
+        _open_models.add(self)
 
     def __repr__(self) -> str:
         return f"Sync{self.model!r}"
@@ -148,9 +149,16 @@ def _close_all() -> None:
         model.close()
 
 
+def _detach_all() -> None:
+    """Let no call wait for a thread that a forked process does not have."""
+    for model in _open_models:
+        model._stop.detach()
+
+
 # Before the threads of engines are joined, which otherwise first run all that is queued; `atexit`
 # comes after that.
 threading._register_atexit(_close_all)  # type: ignore[attr-defined]
+os.register_at_fork(after_in_child=_detach_all)
 
 
 def _closed() -> NotReady:
