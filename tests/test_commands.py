@@ -114,7 +114,9 @@ def test_make_has_the_targets_that_texts_name() -> None:
 def test_commands_are_verbs_of_one_command_and_have_old_names() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert pkgutil.resolve_name(scripts.pop("vitrine")) is commands_of_vitrine.main
-    assert scripts == {f"vitrine-{verb}": f"{module}:main" for verb, (module, _) in VERBS.items()}
+    verbs = {f"vitrine-{verb}": f"{module}:main" for verb, (module, _) in VERBS.items()}
+    assert scripts == {name: verbs[name] for name in scripts}
+    assert {*scripts} == {"vitrine-serve", "vitrine-export", "vitrine-encode"}
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -19,6 +19,9 @@ class VitrineError(Exception):
         code: Stable error code; None: the default code of the class.
         index: Index of the input that caused the error; None: no single input caused it.
         pointer: JSON pointer to the argument that caused the error, such as "/prompt_name".
+        method: Method of the Python API to call instead; not for clients of HTTP.
+
+    `str` of the error has the message, the input and the method.
     """
 
     code: str = "internal"
@@ -32,14 +35,21 @@ class VitrineError(Exception):
         code: str | None = None,
         index: int | None = None,
         pointer: str | None = None,
+        method: str | None = None,
     ) -> None:
         super().__init__(detail)
         self.detail = detail
+        self.method = method
         self.code = code or self.code
         if index is not None:
             self.set_index(index)
         if pointer is not None:
             self.pointer = pointer
+
+    def __str__(self) -> str:
+        name, _, index = (self.pointer or "").lstrip("/").rpartition("/")
+        subject = f"{name}[{index}]: " if index.isdecimal() else ""
+        return subject + self.detail + (f"; call {self.method}" if self.method else "")
 
     def set_index(self, index: int) -> None:
         """Set the index of the input that caused the error, and the JSON pointer to that input."""

@@ -205,6 +205,38 @@ GUARDS = (
         "        if False:\n",
         f"{_T}test_arguments.py::test_every_invalid_option_is_named",
     ),
+    # The Python API in notebooks.
+    Guard(
+        "service/inference/model/arguments.py",
+        'values.to_pylist() if hasattr(values, "to_pylist") else list(iterator)',
+        "list(iterator)",
+        f"{_T}test_arguments.py::test_columns_of_texts",
+    ),
+    Guard(
+        "service/inference/model/sync_model.py",
+        "            future.cancel()  # of a caller that was interrupted\n",
+        "            pass\n",
+        f"{_I}model/test_sync_model.py::"
+        "test_interrupted_call_leaves_the_queue_and_the_model_usable",
+    ),
+    Guard(
+        "service/inference/model/sync_model.py",
+        "threading._register_atexit(_close_all)",
+        "...",
+        f"{_I}model/test_sync_model.py::test_interpreter_exits_silently_with_an_open_model",
+    ),
+    Guard(
+        "service/inference/tokenizing/executor.py",
+        "            thread.exception()",
+        "            pass",
+        f"{_I}tokenizing/test_executor.py::test_error_of_cancelled_work_is_not_reported",
+    ),
+    Guard(
+        "service/inference/explain/notebook_html.py",
+        "unit = escape(text[chip.start : chip.end])",
+        "unit = text[chip.start : chip.end]",
+        f"{_I}model/test_notebook_html.py::test_texts_are_text_and_never_markup",
+    ),
     # Scores and sparse vectors.
     Guard(
         "service/inference/tokenizing/pairs.py",

@@ -34,10 +34,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import attrgetter
+from typing import ClassVar
 
 import numpy as np
 
+from service.inference.explain.notebook_html import Chip, shown, signed
 from service.inference.explain.options import TextUnit, UnitKind
+from service.inference.explain.pictures import heading_of, picture, summary_of, text_summary_of
 from service.inference.explain.shapley import Subsets, shapley_values
 from service.inference.tokenizing.rows import Span
 from service.inference.tokenizing.sentences import sentence_starts
@@ -64,6 +67,12 @@ class UnitEffect:
     alone: float | None
     rank: int
 
+    @property
+    def chip(self) -> Chip:
+        """The unit in the picture of its text."""
+        numbers = f"left out {signed(self.left_out)}, alone {signed(self.alone)}, rank {self.rank}"
+        return Chip(self.start, self.end, self.left_out, numbers)
+
 
 @dataclass(frozen=True)
 class TextEffects:
@@ -71,6 +80,7 @@ class TextEffects:
 
     Attributes:
         text: Index of the text in its pair, 0 or 1; 0 for a single text.
+        content: The text.
         read: Span of the text that the model reads, of which the units and all variants are parts.
         whole: Result of that part.
         empty: Result of the empty text in its place; None: it has no tokens and no result.
@@ -80,12 +90,24 @@ class TextEffects:
     """
 
     text: int
+    content: str
     read: Span
     whole: float
     empty: float | None
     by: UnitKind
     units: Sequence[UnitEffect]
     words: Sequence[UnitEffect] = ()
+
+    def __repr__(self) -> str:
+        return f"TextEffects({text_summary_of(self)})"
+
+    @property
+    def rows(self) -> dict[str, list[Chip]]:
+        """The units in the picture of the text, and words of sentences in another one."""
+        rows: dict[str, Sequence[UnitEffect]] = {self.by: self.units}
+        if self.words:
+            rows["words of the sentences that rank first"] = self.words
+        return {name: [unit.chip for unit in units] for name, units in rows.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +128,15 @@ class UnitValue:
     standard_error: float
     rank: int
 
+    @property
+    def chip(self) -> Chip:
+        """The unit in the picture of its text."""
+        numbers = (
+            f"value {signed(self.value)}, standard error {shown(self.standard_error)}, "
+            f"rank {self.rank}"
+        )
+        return Chip(self.start, self.end, self.value, numbers)
+
 
 @dataclass(frozen=True)
 class TextValues:
@@ -113,6 +144,7 @@ class TextValues:
 
     Attributes:
         text: See `TextEffects`.
+        content: See `TextEffects`.
         read: See `TextEffects`.
         whole: See `TextEffects`.
         empty: Result of the empty text in its place.
@@ -121,11 +153,20 @@ class TextValues:
     """
 
     text: int
+    content: str
     read: Span
     whole: float
     empty: float
     by: UnitKind
     units: Sequence[UnitValue]
+
+    def __repr__(self) -> str:
+        return f"TextValues({text_summary_of(self)})"
+
+    @property
+    def rows(self) -> dict[str, list[Chip]]:
+        """The units in the picture of the text."""
+        return {self.by: [unit.chip for unit in self.units]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +201,19 @@ class Deletions:
     raw_texts: Sequence[TextEffects]
     label: str | None = None
     pairs: tuple[Sequence[PairEffect], Sequence[PairEffect]] | None = None
+    meaning: ClassVar[str] = "lost by the {} without it"
 
     @property
     def units(self) -> int:
         """Number of units of all texts, and of pairs of them."""
         pairs = 0 if self.pairs is None else len(self.pairs[0])
         return pairs + sum(len(text.units) + len(text.words) for text in self.texts)
+
+    def __repr__(self) -> str:
+        return summary_of(self)
+
+    def _repr_html_(self) -> str:
+        return picture(heading_of(self), [("", self)])
 
 
 @dataclass(frozen=True)
@@ -175,11 +223,18 @@ class ShapleyValues:
     texts: Sequence[TextValues]
     raw_texts: Sequence[TextValues]
     label: str | None = None
+    meaning: ClassVar[str] = "part of the {} (Shapley value)"
 
     @property
     def units(self) -> int:
         """Number of units of all texts."""
         return sum(len(text.units) for text in self.texts)
+
+    def __repr__(self) -> str:
+        return summary_of(self)
+
+    def _repr_html_(self) -> str:
+        return picture(heading_of(self), [("", self)])
 
 
 def highlights_of(found: Deletions, count: int) -> Deletions:

@@ -25,6 +25,8 @@ from service.inference.tokenizing.rows import Row, Span
 DISTANCES: frozenset[SimilarityName] = frozenset({"euclidean", "manhattan"})
 # Number of terms in an explanation.
 TERMS = 10
+# Number of terms in a repr.
+_IN_REPR = 3
 # Number of a query's tokens whose terms exist at the same time: two texts of 8,192 tokens have 67
 # million pairs.
 _BLOCK = 256
@@ -81,6 +83,10 @@ class Explanation:
 
     terms: Sequence[Term]
     other: float
+
+    def __repr__(self) -> str:
+        largest = ", ".join(f"{term.value:+.4g}" for term in self.terms[:_IN_REPR])
+        return f"Explanation({len(self.terms)} terms: {largest}; other {self.other:+.4g})"
 
 
 def check_explainable(manifest: Manifest, name: str) -> None:

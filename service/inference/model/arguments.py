@@ -5,6 +5,7 @@ holes, arrays, generators and results of other libraries.
 """
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from math import isnan
 from typing import Any, get_args
 
 import numpy as np
@@ -113,7 +114,7 @@ def _items(values: Any, name: str) -> Sequence[Any]:  # noqa: ANN401 - from any 
         raise InvalidInput(
             f"{name} must be a text or a list, not {_type_of(values)}", pointer=f"/{name}"
         ) from None
-    return list(iterator)
+    return values.to_pylist() if hasattr(values, "to_pylist") else list(iterator)  # of pyarrow
 
 
 def _ids(row: Any, index: int) -> Sequence[int]:  # noqa: ANN401 - from any caller
@@ -141,6 +142,8 @@ def _pair(item: object, index: int) -> tuple[str, str]:
 
 
 def _type_of(value: object) -> str:
+    if isinstance(value, float) and isnan(value):
+        return "NaN"
     return "None" if value is None else type(value).__name__
 
 

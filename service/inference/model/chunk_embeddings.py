@@ -9,7 +9,14 @@ from service.inference.errors import InferenceFailed
 from service.inference.results.chunked_texts import ChunkedTexts
 from service.inference.results.late_chunking import check_late
 from service.inference.results.loaded_model import LoadedModel
-from service.inference.results.vectors import Stages, Vectors, pooled_vectors
+from service.inference.results.vectors import (
+    Stages,
+    Vectors,
+    cost_of_lengths,
+    pooled_vectors,
+    refuse_array,
+    size_of,
+)
 from service.inference.tokenizing.chunking import Chunk, Chunking
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import refuse_empty
@@ -35,6 +42,19 @@ class ChunkEmbeddings:
     def size(self) -> int:
         """Size in JSON, in numbers."""
         return sum(part.size for part in self.vectors) + 3 * sum(map(len, self.chunks))
+
+    __array__ = refuse_array("np.concatenate(result.vectors) is that of all chunks")
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, index: int) -> Vectors:
+        """Return the vectors of the chunks of an input, `(C, W)`."""
+        return self.vectors[index]
+
+    def __repr__(self) -> str:
+        cost = cost_of_lengths(self.tokens, 0, self.seconds)
+        return f"ChunkEmbeddings({size_of(self.vectors)}, {cost})"
 
 
 async def encode_chunks(

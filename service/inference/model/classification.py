@@ -2,18 +2,27 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from service.inference.explain.deletion import Deletions, ShapleyValues
+from service.inference.explain.notebook_html import shown
+from service.inference.explain.pictures import picture
 from service.inference.results.scores import Scores
-from service.inference.results.vectors import Stages
+from service.inference.results.vectors import Stages, cost_of
 from service.inference.tokenizing.rows import Row
+
+# Number of inputs in a repr.
+_IN_REPR = 3
 
 
 @dataclass(frozen=True)
 class Classification:
     """The scores of each input.
+
+    `np.asarray` of it is `scores`. A notebook shows its explanations as coloured texts.
 
     Attributes:
         logits: Logits `(N, C)` of N inputs and C labels.
@@ -42,6 +51,36 @@ class Classification:
         units = sum(each.units for each in self.deletions.values())
         units += sum(each.units for each in self.shapley_values.values())
         return 5 * self.scores.size + 10 * units
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __getitem__(self, index: int) -> dict[str, float]:
+        """Return the score of each label of an input, the best first."""
+        order = np.argsort(-self.logits[index], kind="stable").tolist()
+        return {self.labels[label]: float(self.scores[index, label]) for label in order}
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.scores, dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        size = f"{len(self)} inputs, {len(self.labels)} labels"
+        firsts = (next(iter(self[index].items())) for index in range(min(_IN_REPR, len(self))))
+        best = ", ".join(
+            f"[{index}] {label} {score:.4g}" for index, (label, score) in enumerate(firsts)
+        )
+        return f"Classification({size}, {cost_of(self.rows, self.seconds)}; best: {best})"
+
+    def _repr_html_(self) -> str | None:
+        explained: dict[int, Deletions | ShapleyValues]
+        explained = {**self.deletions, **self.shapley_values}
+        if not explained:
+            return None
+        inputs = [
+            (f"[{index}] {explanation.label} {shown(explanation.texts[0].whole)}: ", explanation)
+            for index, explanation in sorted(explained.items())
+        ]
+        return picture(repr(self), inputs)
 
     def best_labels(self, limit: int | None = None) -> list[list[int]]:
         """Return the columns of the best labels of each input, best first.

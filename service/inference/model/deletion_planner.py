@@ -435,7 +435,12 @@ class DeletionPlanner:
             for own in (part.whole, part.with_text(""), *part.with_subsets)
         )
         values = values_of(part.read[0], part.units, whole, empty, part.subsets, results)
-        return TextValues(part.text, part.read, whole, empty, part.by, values)
+        content = self._content(part)
+        return TextValues(part.text, content, part.read, whole, empty, part.by, values)
+
+    def _content(self, part: Part) -> str:
+        """Return the text of a part."""
+        return _texts_of(self.inputs[part.index])[part.text]
 
     def _value_of(self, part: Part, raw: bool) -> Callable[[Input], float | None]:
         label = self._label_of(part.index)
@@ -461,7 +466,7 @@ class DeletionPlanner:
             )
 
         return TextEffects(
-            *(part.text, part.read, whole, empty, part.by),
+            *(part.text, self._content(part), part.read, whole, empty, part.by),
             effects(part.units),
             effects(sorted(part.words)),
         )

@@ -31,10 +31,12 @@ from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.classification import Classification
 from service.inference.model.explanations import explain_labels, explain_scores
 from service.inference.model.pair_scores import PairScores
+from service.inference.model.similarity import VectorsOfTexts, compare_all, similarity_of
 from service.inference.model.zero_shot import CandidateLabels, classify_by_candidates
 from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.quantization import Quantizer, make_quantizer
+from service.inference.results.scores import Scores
 from service.inference.results.tags import Aggregation, Tags
 from service.inference.results.vectors import (
     Embeddings,
@@ -57,7 +59,7 @@ Inputs = str | Sequence[str | Sequence[int]]
 _INLINE_TOKENS = 500
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Model(LoadedModel):
     """An open model, as returned by `open_model`."""
 
@@ -315,6 +317,24 @@ class Model(LoadedModel):
 
         is_short = outputs == ("pooled",) or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
         return convert_all() if is_short else await asyncio.to_thread(convert_all)
+
+    def similarity(self, a: VectorsOfTexts, b: VectorsOfTexts) -> Scores:
+        """Return the similarity of each text of `a` with each of `b`, `(N, M)`.
+
+        The similarity is the model's own, as of `score`. That of `score` also has the prompts of
+        queries and documents, which `encode` takes as `prompt_name`.
+
+        Args:
+            a: Result of `encode`, `encode_sparse` or `encode_multi`, or vectors `(N, W)`.
+            b: The same for other texts.
+
+        Raises:
+            InvalidInput: The model has no vectors, or `a` and `b` are something else, or of
+                different kinds or widths; `pointer` names one of them.
+        """
+        output, similarity = similarity_of(self)
+        self.check_outputs((output,))
+        return compare_all(similarity.kind, a, b)
 
     def quantizer(
         self,

@@ -2,19 +2,29 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
 
 from models.artifact import SimilarityName
 from service.inference.explain.deletion import Deletions, ShapleyValues
+from service.inference.explain.notebook_html import shown
+from service.inference.explain.pictures import picture
 from service.inference.explain.terms import Explanation
 from service.inference.results.scores import Scores, best_first
-from service.inference.results.vectors import Stages
+from service.inference.results.vectors import Stages, cost_of_lengths
 from service.inference.tokenizing.chunking import Chunk
+
+# Number of best pairs in a repr.
+_IN_REPR = 3
 
 
 @dataclass(frozen=True)
 class PairScores:
     """The score of each pair of a query and a document.
+
+    `np.asarray` of it is `scores`. A notebook shows its explanations as coloured texts.
 
     Attributes:
         scores: Scores `(N,)`, in the order of the pairs.
@@ -56,6 +66,33 @@ class PairScores:
         units = sum(each.units for each in self.deletions.values())
         units += sum(each.units for each in self.shapley_values.values())
         return self.scores.size + 10 * (terms + units)
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __getitem__(self, index: int) -> float:
+        """Return the score of a pair."""
+        return float(self.scores[index])
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.scores, dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        best = ", ".join(f"[{i}] {self.scores[i]:.4g}" for i in self.ranking(_IN_REPR))
+        cost = cost_of_lengths(self.tokens, sum(self.truncated), self.seconds)
+        return f"PairScores({len(self)} {self.kind} scores, {cost}; best: {best})"
+
+    def _repr_html_(self) -> str | None:
+        explained: dict[int, Deletions | ShapleyValues]
+        explained = {**self.deletions, **self.shapley_values}
+        if not explained:
+            return None
+        ranked = [
+            (f"{place}. [{index}] {shown(self.scores[index])}: ", explained[index])
+            for place, index in enumerate(self.ranking(), 1)
+            if index in explained
+        ]
+        return picture(repr(self), ranked)
 
     def of(self, indices: Sequence[int]) -> "PairScores":
         """Return the scores of some pairs, without explanations."""

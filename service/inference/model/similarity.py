@@ -5,10 +5,12 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from models.artifact import Manifest, SimilarityName
 from models.engines import Output
 from service.inference.call_options import Deadline
+from service.inference.errors import InvalidInput
 from service.inference.explain.terms import (
     Explanation,
     WeightedTokens,
@@ -24,9 +26,17 @@ from service.inference.results.scores import (
     max_similarities,
     nearest,
     similarities,
+    similarity_matrix,
     sparse_similarities,
 )
-from service.inference.results.vectors import select_tokens, truncate_and_normalize
+from service.inference.results.vectors import (
+    Embeddings,
+    MultiEmbeddings,
+    SparseEmbeddings,
+    Vectors,
+    select_tokens,
+    truncate_and_normalize,
+)
 from service.inference.tokenizing.rows import Row
 
 # Maximum number of tokens of the multi-vectors that one call compares, in multiples of the model's
@@ -36,6 +46,8 @@ _MULTI_VECTORS = 8
 Pairs = Sequence[tuple[int, int]]
 # Explains the similarity of the query and the document with two indices.
 ExplainPair = Callable[[int, int], Explanation]
+# Results of `encode`, `encode_sparse` or `encode_multi`, or vectors `(N, W)`.
+VectorsOfTexts = Embeddings | SparseEmbeddings | MultiEmbeddings | ArrayLike
 Compare = Callable[[LoadedModel, SimilarityName, "EncodedTexts", Pairs], tuple[Scores, ExplainPair]]
 
 
@@ -168,6 +180,41 @@ def similarity_of(model: LoadedModel) -> tuple[Output, Similarity]:
         return "pooled", Similarity("cosine", *_COMPARISONS["pooled"])
     output = manifest.outputs[0]
     return output, Similarity(manifest.similarity, *_COMPARISONS[output])
+
+
+def compare_all(kind: SimilarityName, a: VectorsOfTexts, b: VectorsOfTexts) -> Scores:
+    """Return the similarity of each text of `a` with each of `b`, `(N, M)`.
+
+    Raises:
+        InvalidInput: They are not vectors, or of different kinds or widths; `pointer` names one.
+    """
+    match a, b:
+        case SparseEmbeddings(), SparseEmbeddings():
+            return np.array(
+                [sparse_similarities(kind, [own] * len(b), b.vectors, b.width) for own in a.vectors]
+            )
+        case MultiEmbeddings(), MultiEmbeddings():
+            return np.array([max_similarities([own] * len(b), b.vectors) for own in a.vectors])
+    first, second = _matrix(a, "a"), _matrix(b, "b")
+    if first.shape[1] != second.shape[1]:
+        widths = f"{first.shape[1]} and {second.shape[1]} dimensions"
+        raise InvalidInput(f"a and b have vectors of {widths}", pointer="/b")
+    return similarity_matrix(kind, first, second)
+
+
+def _matrix(vectors: VectorsOfTexts, name: str) -> Vectors:
+    """Return vectors, or one vector, as a matrix `(N, W)`."""
+    try:
+        matrix = np.atleast_2d(np.asarray(vectors))
+    except (TypeError, ValueError):  # of no array, or rows of several lengths
+        matrix = np.empty((0, 0, 0))
+    if matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
+        raise InvalidInput(
+            f"{name} must be vectors: both results of encode, encode_sparse or encode_multi, or "
+            "arrays (N, W); score compares texts",
+            pointer=f"/{name}",
+        )
+    return matrix.astype(np.float32)
 
 
 def keeps_similarity_at_unit_length(manifest: Manifest) -> bool:

@@ -41,15 +41,18 @@ from service.inference.tokenizing.tokenizer import TextTokenizer
 from service.request_trace import TRACE, RequestTrace
 
 Result = TypeVar("Result")
-# Uses of a model with each output, for error messages.
-_USES: Mapping[Output, str] = {
-    "pooled": "encode texts",
-    "tokens": "encode tokens",
-    "sparse": "encode texts into sparse vectors",
-    "weights": "encode texts into sparse vectors",
-    "multi": "encode texts into multi-vectors",
-    "logits": "classify texts or, with one label, rerank documents",
-    "tags": "tag the tokens of texts",
+# Uses of a model with each output, and the method of the Python API, for error messages.
+_USES: Mapping[Output, tuple[str, str]] = {
+    "pooled": ("encode texts", "encode"),
+    "tokens": ("encode tokens", "encode_tokens"),
+    "sparse": ("encode texts into sparse vectors", "encode_sparse"),
+    "weights": ("encode texts into sparse vectors", "encode_sparse"),
+    "multi": ("encode texts into multi-vectors", "encode_multi"),
+    "logits": (
+        "classify texts or, with one label, rerank documents",
+        "classify or, with one label, rerank",
+    ),
+    "tags": ("tag the tokens of texts", "tag"),
 }
 
 # Outputs that are cached: one small result per row.
@@ -179,6 +182,10 @@ class LoadedModel:
         return tuple(
             "weights" if output == "sparse" and has_weights else output for output in outputs
         )
+
+    def __repr__(self) -> str:
+        engine = f"{self.engine.name} {self.engine.precision}"
+        return f"{type(self).__name__}({self.name!r}, {', '.join(self.outputs)}, {engine})"
 
     async def close(self) -> None:
         """Fail pending calls with `NotReady`, cancel running batches, and free the weights."""
@@ -380,10 +387,11 @@ class LoadedModel:
         own = self.artifact.manifest.outputs
         for output in outputs:
             if output not in own:
-                detail = f"the model {self.name} cannot {_USES[output]}; it can {_USES[own[0]]}"
+                use, method = _USES[own[0]]
+                detail = f"the model {self.name} cannot {_USES[output][0]}; it can {use}"
                 if output == "tokens" and "pooled" in own:
                     detail += "; vitrine-export --tokens exports token vectors too"
-                raise InvalidInput(detail, code="wrong_model")
+                raise InvalidInput(detail, code="wrong_model", method=method)
 
     def _check_token_count(self, rows: Sequence[Row], limit: int) -> None:
         tokens = sum(len(row.ids) for row in rows)
@@ -423,7 +431,7 @@ def _frozen(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _stopped() -> NotReady:
-    return NotReady("the engine has stopped")
+    return NotReady("the model is closed, or its engine has stopped")
 
 
 def run_batch(

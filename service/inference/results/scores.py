@@ -65,6 +65,24 @@ def similarities(kind: SimilarityName, queries: Vectors, documents: Vectors) -> 
     return _DENSE[kind](queries, documents)
 
 
+def similarity_matrix(kind: SimilarityName, queries: Vectors, documents: Vectors) -> Scores:
+    """Return the similarity of each query with each document, `(N, M)`.
+
+    Args:
+        kind: Similarity of two vectors.
+        queries: Vectors `(N, W)`.
+        documents: Vectors `(M, W)`.
+    """
+    if kind == "cosine":
+        queries, documents = (
+            truncate_and_normalize(part, None, normalize=True) for part in (queries, documents)
+        )
+    if kind in ("cosine", "dot"):
+        products: Scores = queries.astype(np.float64) @ documents.astype(np.float64).T
+        return products
+    return np.array([similarities(kind, query[None], documents) for query in queries])
+
+
 def _sparse_cosine(query: Scores, document: Scores, own: Scores) -> float:
     # A vector without weights has a cosine of 0 with every other.
     lengths = np.linalg.norm(own) * np.linalg.norm(document)

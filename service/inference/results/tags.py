@@ -19,7 +19,7 @@ from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS, Scores
-from service.inference.results.vectors import Stages, Vectors
+from service.inference.results.vectors import Stages, Vectors, cost_of, refuse_array
 from service.inference.tokenizing.rows import Row
 
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -69,6 +69,19 @@ class Tags:
     def size(self) -> int:
         """Cost of serialising to JSON, in numbers: an entity costs as much as ten."""
         return 10 * sum(map(len, self.entities))
+
+    __array__ = refuse_array("take the entities of one text, result[0]")
+
+    def __len__(self) -> int:
+        return len(self.entities)
+
+    def __getitem__(self, index: int) -> Sequence[Entity]:
+        """Return the entities of an input."""
+        return self.entities[index]
+
+    def __repr__(self) -> str:
+        size = f"{len(self)} inputs, {sum(map(len, self.entities))} entities"
+        return f"Tags({size}, {cost_of(self.rows, self.seconds)})"
 
 
 async def tag(

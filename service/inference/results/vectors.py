@@ -1,11 +1,11 @@
 """Results of encoding, and the truncation and normalisation of vectors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypedDict
+from typing import Any, Literal, NamedTuple, NoReturn, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 from models.artifact import TokenRules
 from service.inference.batching.cache import CacheCounts
@@ -26,6 +26,9 @@ class SparseVector(NamedTuple):
 
     ids: NDArray[np.intp]
     weights: Vectors
+
+    def __repr__(self) -> str:
+        return f"SparseVector({len(self.ids)} nonzero weights, {self.weights.dtype})"
 
 
 # Result of one row: a vector, vectors of its tokens, or a sparse vector.
@@ -60,9 +63,39 @@ class Stages(dict[str, float]):
         )
 
 
+def cost_of(rows: Sequence[Row], seconds: Stages) -> str:
+    """Return the tokens, truncations and total duration of a call, for the repr of its result."""
+    return cost_of_lengths(
+        [len(row.ids) for row in rows], sum(row.truncated for row in rows), seconds
+    )
+
+
+def cost_of_lengths(lengths: Sequence[int], truncated: int, seconds: Stages) -> str:
+    """Return the same as `cost_of`, given the number of tokens of each input."""
+    cut = f" ({truncated} truncated)" if truncated else ""
+    return f"{sum(lengths)} tokens{cut}, {sum(seconds.values()):.3g} s"
+
+
+def size_of(vectors: Sequence[Vectors]) -> str:
+    """Return the size of the vectors of each input, for the repr of a result."""
+    shape = f"{sum(map(len, vectors))} x {vectors[0].shape[1]} {vectors[0].dtype}"
+    return f"{len(vectors)} inputs, {shape}"
+
+
+def refuse_array(remedy: str) -> Callable[..., NoReturn]:
+    """Return a method `__array__` that raises TypeError; numpy would make an array of objects."""
+
+    def refuse(self: object, *_: object, **__: object) -> NoReturn:
+        raise TypeError(f"{type(self).__name__} is not a matrix; {remedy}")
+
+    return refuse
+
+
 @dataclass(frozen=True)
 class Embeddings:
     """One vector per input.
+
+    `np.asarray` of it is `vectors`.
 
     Attributes:
         vectors: Pooled vectors `(B, W)` of B inputs, in the order of the inputs.
@@ -78,6 +111,22 @@ class Embeddings:
     def size(self) -> int:
         """Total number of vector elements."""
         return self.vectors.size
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, index: int) -> Vectors:
+        """Return the vector of an input, `(W,)`."""
+        vector: Vectors = self.vectors[index]
+        return vector
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self.vectors, dtype, copy=copy)
+
+    def __repr__(self) -> str:
+        count, width = self.vectors.shape
+        cost = cost_of(self.rows, self.seconds)
+        return f"Embeddings({count} x {width} {self.vectors.dtype}, {cost})"
 
 
 @dataclass(frozen=True)
@@ -98,6 +147,18 @@ class TokenEmbeddings:
     def size(self) -> int:
         """Total number of vector elements."""
         return sum(part.size for part in self.vectors)
+
+    __array__ = refuse_array("texts have different numbers of tokens: take those of one, result[0]")
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, index: int) -> Vectors:
+        """Return the token vectors of an input, `(L, D)`."""
+        return self.vectors[index]
+
+    def __repr__(self) -> str:
+        return f"TokenEmbeddings({size_of(self.vectors)}, {cost_of(self.rows, self.seconds)})"
 
     @property
     def ids(self) -> list[Sequence[int]]:
@@ -131,6 +192,20 @@ class MultiEmbeddings:
     def size(self) -> int:
         """Total number of vector elements."""
         return sum(part.size for part in self.vectors)
+
+    __array__ = refuse_array(
+        "texts have different numbers of vectors: take those of one, result[0]"
+    )
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, index: int) -> Vectors:
+        """Return the vectors of an input, `(L', W)`."""
+        return self.vectors[index]
+
+    def __repr__(self) -> str:
+        return f"MultiEmbeddings({size_of(self.vectors)}, {cost_of(self.rows, self.seconds)})"
 
     @property
     def ids(self) -> list[list[int]]:
@@ -209,6 +284,20 @@ class SparseEmbeddings:
     def size(self) -> int:
         """Size in JSON, in numbers: an id and its weight take as long to serialise as five."""
         return 5 * sum(len(vector.ids) for vector in self.vectors)
+
+    __array__ = refuse_array("take the ids and weights of one text, result[0]")
+
+    def __len__(self) -> int:
+        return len(self.vectors)
+
+    def __getitem__(self, index: int) -> SparseVector:
+        """Return the sparse vector of an input."""
+        return self.vectors[index]
+
+    def __repr__(self) -> str:
+        nonzero = sum(len(vector.ids) for vector in self.vectors)
+        size = f"{len(self)} x {self.width} float32, {nonzero} nonzero"
+        return f"SparseEmbeddings({size}, {cost_of(self.rows, self.seconds)})"
 
 
 class Encoded(TypedDict, total=False):

@@ -40,8 +40,10 @@ class BoundedExecutor:
             raise ExecutorFull
         self._size += size
         thread = asyncio.ensure_future(asyncio.to_thread(work))
-        thread.add_done_callback(lambda _: self._release(size))
+        thread.add_done_callback(lambda _: self._release(thread, size))
         return await asyncio.shield(thread)
 
-    def _release(self, size: int) -> None:
+    def _release(self, thread: asyncio.Future[Result], size: int) -> None:
         self._size -= size
+        if not thread.cancelled():
+            thread.exception()  # retrieved: a cancelled caller gets no other error

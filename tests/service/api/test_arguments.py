@@ -12,6 +12,8 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from hypothesis import given, settings
@@ -117,6 +119,15 @@ CONTAINERS: list[Callable[[list[Any]], Any]] = [
     lambda items: dict(enumerate(items)).values(),
     lambda items: pd.Series(items, index=range(9, 9 + len(items)), dtype=object),
 ]
+# Columns of texts, of which None and NaN are refused.
+COLUMNS: list[Callable[[list[Any]], Any]] = [
+    pa.array,
+    lambda items: pa.chunked_array([items[:1], items[1:]], pa.string()),
+    pd.Series,
+    lambda items: pd.Series(items, dtype="category"),
+    lambda items: np.array(items, object),
+    pl.Series,
+]
 
 
 def drawn(good: Sequence[Any], bad: Sequence[Any]) -> st.SearchStrategy[tuple[list[Any], set[int]]]:
@@ -170,6 +181,48 @@ def test_texts(
     kind, call = TEXTS[name]
     inputs, bad = case
     check(lambda inputs: call(models[kind], inputs), container(inputs), inputs, bad)
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+@pytest.mark.parametrize("name", [*TEXTS_AND_IDS, *TEXTS])
+def test_columns_of_texts(models: Models, name: str, column: Callable[[list[Any]], Any]) -> None:
+    kind, call = {**TEXTS_AND_IDS, **TEXTS}[name]
+    texts = ["w5 w6", "a cat", "w5 w6"]
+    check(lambda inputs: call(models[kind], inputs), column(texts), texts, set())
+    check(lambda inputs: call(models[kind], inputs), column(["w5", None, "w6"]), [], {1})
+
+
+def test_error_of_python_names_the_input_and_what_it_is(models: Models) -> None:
+    model: Any = models["dense"]
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: model.encode(["a", nan]), r"^inputs\[1\]: expected .*, not NaN$"),
+        (lambda: model.encode(["a", ""]), r"^inputs\[1\]: the text is empty$"),
+        (lambda: model.rerank("a", ["a", b"b"]), r"^documents\[1\]: .*, not bytes$"),
+        (lambda: model.score(["a", None], ["b", "c"]), r"^queries\[1\]: .*, not None$"),
+        (lambda: model.rerank("a", "b"), r"^documents must be a non-empty list"),
+    ]
+    for call, message in cases:
+        with pytest.raises(vitrine.InvalidInput, match=message):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong", "right"),
+    [
+        ("sparse", "encode", "encode_sparse"),
+        ("multi", "encode", "encode_multi"),
+        ("dense", "encode_sparse", "encode"),
+        ("classifier", "encode", "classify"),
+        ("tagger", "classify", "tag"),
+    ],
+)
+def test_error_of_a_wrong_method_names_the_right_one(
+    models: Models, kind: str, wrong: str, right: str
+) -> None:
+    with pytest.raises(vitrine.InvalidInput, match=rf"; call {right}\b") as raised:
+        getattr(models[kind], wrong)(["w5"])
+    assert "call" not in raised.value.detail  # which clients of HTTP get
+    getattr(models[kind], right)(["w5"])
 
 
 @settings(max_examples=30)
@@ -254,6 +307,8 @@ BAD_OPTIONS: dict[str, list[object]] = {
     "chunking": [5, "tokens", {"size": 3}],
     "aggregation": ["last", None, ["none"], 1],
     "dtype": ["float64", None, np.float32, ["int8"]],
+    "a": [None, "a", ["a", "b"], ["1"], [[1.0], [1.0, 2.0]], [[[1.0]]], [True], {"a": [1.0]}],
+    "b": [None, "a", ["a", "b"], ["1"], [[1.0], [1.0, 2.0]], [[[1.0]]], [True], [[1.0, 2.0]]],
 }
 GOOD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "encode": ("dense", {"inputs": "a"}),
@@ -263,6 +318,7 @@ GOOD_CALLS: dict[str, tuple[str, dict[str, Any]]] = {
     "encode_multi": ("multi", {"inputs": "a"}),
     "encode_outputs": ("dense", {"inputs": "a", "outputs": ["pooled"]}),
     "quantizer": ("dense", {"dtype": "float32"}),
+    "similarity": ("dense", {"a": [[1.0]], "b": [[2.0]]}),
     "classify": ("classifier", {"inputs": "a"}),
     "tag": ("tagger", {"inputs": "a"}),
     "rerank": ("reranker", {"query": "a", "documents": ["a"]}),

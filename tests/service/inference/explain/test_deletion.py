@@ -164,7 +164,9 @@ def test_highlights_of_scores_and_of_logits_are_those_with_their_own_first_place
     spans = [(0, 1), (1, 2), (2, 3)]
     logits = effects_of(0, spans, 8.0, -8.0, [7.0, 1.0, 2.0], [0.0, -4.0, -4.5])
     scores = effects_of(0, spans, 1.0, 0.0, [0.999, 0.73, 0.88], [0.5, 0.02, 0.01])
-    texts = [TextEffects(1, (0, 3), 0.0, 0.0, "sentences", units) for units in (scores, logits)]
+    texts = [
+        TextEffects(1, "abc", (0, 3), 0.0, 0.0, "sentences", units) for units in (scores, logits)
+    ]
     found = highlights_of(Deletions(texts[:1], texts[1:]), 2)
     for (text,) in (found.texts, found.raw_texts):
         assert [unit.rank for unit in text.units] == [1, 2]

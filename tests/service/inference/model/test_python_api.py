@@ -21,7 +21,7 @@ from service.inference.batching.devices import Devices
 from service.inference.call_options import CallOptions
 from service.inference.results.loaded_model import BatchItem, LoadedModel
 from service.inference.results.vectors import RowResults
-from tests.eventually import HANG_S, eventually, eventually_async
+from tests.eventually import HANG_S, eventually_async
 
 README = Path(__file__).parents[4] / "README.md"
 TEXTS = ["The cat sat on the mat.", "Strassenbahn", "a b c " * 40]
@@ -232,13 +232,6 @@ async def test_closed_model_raises_not_ready(small_artifact: Artifact) -> None:
         await model.encode(["too late"])
 
 
-def test_failed_open_raises_and_leaves_no_thread(tmp_path: Path) -> None:
-    threads = threading.active_count()
-    with pytest.raises(vitrine.ArtifactError):
-        vitrine.SyncModel(tmp_path)
-    eventually(lambda: threading.active_count() <= threads)
-
-
 def test_readme_example_runs(artifact: Artifact) -> None:
     match = re.search(r"```python\n(import vitrine\n.*?)```", README.read_text(), re.DOTALL)
     assert match is not None
@@ -246,10 +239,3 @@ def test_readme_example_runs(artifact: Artifact) -> None:
     namespace: dict[str, Any] = {}
     exec(source, namespace)  # noqa: S102 - our own README
     assert np.shape(namespace["vectors"]) == (1, 384)
-
-
-def test_closed_synchronous_model_raises_not_ready(small_artifact: Artifact) -> None:
-    with vitrine.SyncModel(small_artifact.path, TWO_THREADS) as model:
-        pass
-    with pytest.raises(vitrine.NotReady):
-        model.encode("a text")

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sentence_transformers.util import SimilarityFunction
 
 from models.artifact import SimilarityName
-from service.inference.results.scores import similarities, sparse_similarities
+from service.inference.results.scores import similarities, similarity_matrix, sparse_similarities
 from service.inference.results.vectors import SparseVector, Vectors
 
 KINDS = [name for name in get_args(SimilarityName) if name != "maxsim"]
@@ -87,6 +87,19 @@ def test_dense_similarities_equal_sentence_transformers(
     close(one, pairwise(kind, queries[:1].repeat(count, 0), documents), size)
     if kind != "euclidean":  # `torch.cdist` of many rows multiplies matrices and loses digits
         close(one, matrix(kind, queries[:1], documents)[0], size)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(**CASES)
+def test_matrix_of_similarities_equals_sentence_transformers(
+    kind: SimilarityName, seed: int, count: int, width: int, scale: float
+) -> None:
+    queries, documents = pairs_of(seed, count, width, scale, sparse=False)
+    queries = queries[: count // 2 + 1]
+    size = {"cosine": 1.0, "dot": scale**2 * width}.get(kind, 0.0)  # distances keep their digits
+    pairs = queries.repeat(count, 0), np.tile(documents, (len(queries), 1))
+    expected = pairwise(kind, *pairs).reshape(len(queries), count)
+    close(similarity_matrix(kind, queries, documents), expected, size)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,7 @@
 """Work in threads, up to a total size."""
 
 import asyncio
+import gc
 import threading
 
 import pytest
@@ -29,6 +30,23 @@ async def test_full_executor_raises_executor_full_until_it_has_room() -> None:
 
 async def test_idle_executor_accepts_work_of_any_size() -> None:
     assert await BoundedExecutor(10).run(lambda: "taken", size=1000) == "taken"
+
+
+async def test_error_of_cancelled_work_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        gate.wait()
+        raise ZeroDivisionError
+
+    executor, gate = BoundedExecutor(10), threading.Event()
+    leaving = asyncio.ensure_future(executor.run(fail, size=1))
+    await asyncio.sleep(0)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    gate.set()
+    await eventually_async(lambda: not executor._size)
+    gc.collect()  # asyncio logs errors that nobody has seen when their tasks are collected
+    assert not caplog.records
 
 
 async def test_cancelled_work_counts_until_its_thread_is_done() -> None:

@@ -1,0 +1,120 @@
+"""What a repr and a notebook show of an explanation: its texts, and the numbers of their units."""
+
+from collections.abc import Mapping, Sequence
+from textwrap import shorten
+from typing import Protocol
+
+from service.inference.explain.notebook_html import Chip, Passage, explanation_html, shown, signed
+from service.inference.tokenizing.rows import Span
+
+# Number of units in a repr, those with the largest numbers.
+_IN_REPR = 3
+
+
+class ExplainedText(Protocol):
+    """A text of an explanation; see `TextEffects`."""
+
+    @property
+    def text(self) -> int:
+        """Index of the text in its pair."""
+
+    @property
+    def content(self) -> str:
+        """The text."""
+
+    @property
+    def read(self) -> Span:
+        """Span of the text that the model reads."""
+
+    @property
+    def whole(self) -> float:
+        """Result of that part."""
+
+    @property
+    def rows(self) -> Mapping[str, Sequence[Chip]]:
+        """Units, by what they are; the first of them are those of the repr."""
+
+
+class Explanation(Protocol):
+    """An explanation by deletion or Shapley values; see `Deletions`."""
+
+    @property
+    def texts(self) -> Sequence[ExplainedText]:
+        """Texts with the effects on the score."""
+
+    @property
+    def raw_texts(self) -> Sequence[ExplainedText]:
+        """Texts with the effects on the logit."""
+
+    @property
+    def label(self) -> str | None:
+        """Label of the score."""
+
+    @property
+    def meaning(self) -> str:
+        """Meaning of a unit's number, with a place for the name of the result."""
+
+
+def picture(heading: str, explanations: Sequence[tuple[str, Explanation]]) -> str:
+    """Return explanations as HTML, on one scale.
+
+    Args:
+        heading: Line above all texts.
+        explanations: Each explanation, and the beginning of the lines above its texts.
+    """
+    passages = [
+        Passage(f"{title}{name}, {kind}{_reading(text)}", text.content, chips)
+        for title, explanation in explanations
+        for name, text in zip(_names(explanation), _texts(explanation), strict=True)
+        for kind, chips in text.rows.items()
+    ]
+    first = explanations[0][1]
+    return explanation_html(heading, passages, first.meaning.format(_result(first)))
+
+
+def heading_of(explanation: Explanation) -> str:
+    """Return the name of the explained result, and its value."""
+    label = "" if explanation.label is None else f" of {explanation.label}"
+    return f"{_result(explanation)}{label} {shown(_texts(explanation)[0].whole)}"
+
+
+def summary_of(explanation: Explanation) -> str:
+    """Return the repr of an explanation."""
+    texts = "; ".join(map(text_summary_of, _texts(explanation)))
+    return f"{type(explanation).__name__}({heading_of(explanation)}; {texts})"
+
+
+def text_summary_of(text: ExplainedText) -> str:
+    """Return the number of a text's units, and those with the largest numbers."""
+    kind, chips = next(iter(text.rows.items()))
+    largest = sorted(chips, key=lambda chip: -abs(chip.value or 0.0))[:_IN_REPR]
+    named = (
+        f"{shorten(text.content[start:end], 40, placeholder='...')!r} {signed(value)}"
+        for start, end, value, _ in largest
+    )
+    count = f"{len(chips)} {kind}"
+    return f"{count}: {', '.join(named)}" if chips else count
+
+
+def _texts(explanation: Explanation) -> Sequence[ExplainedText]:
+    """Return texts with the effects on the logit of a reranker: scores near 1 hardly change."""
+    return explanation.raw_texts if explanation.label is None else explanation.texts
+
+
+def _result(explanation: Explanation) -> str:
+    is_score = explanation.label is not None or explanation.texts == explanation.raw_texts
+    return "score" if is_score else "logit"
+
+
+def _names(explanation: Explanation) -> list[str]:
+    names = ("query", "document")
+    if explanation.label is not None:
+        names = ("first text", "second text") if len(explanation.texts) > 1 else ("text", "text")
+    return [names[text.text] for text in explanation.texts]
+
+
+def _reading(text: ExplainedText) -> str:
+    start, end = text.read
+    if text.read == (0, len(text.content)):
+        return ""
+    return f"; the model reads characters {start} to {end} of {len(text.content)}"

@@ -1,0 +1,169 @@
+"""A synchronous model that is interrupted, closed, forgotten, or open at the interpreter's exit."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import vitrine
+from models.artifact import Artifact
+from service.inference.results.loaded_model import BatchItem
+from service.inference.results.vectors import RowResults
+from tests.eventually import HANG_S, eventually
+
+THREAD = vitrine.ModelOptions(threads=1)
+LONG = ["long text " * 50] * 200
+OPEN = """
+import sys, threading
+import vitrine
+model = vitrine.SyncModel(sys.argv[1])
+model.encode("a text")
+"""
+BUSY = """
+def encode():
+    try:
+        model.encode(["a b c " * 80] * 5000)
+        print("all texts have run")
+    except vitrine.NotReady:
+        pass
+
+threading.Thread(target=encode, daemon=True).start()
+while not model.model.batcher.queued_tokens:
+    pass
+"""
+# The thread of the model is not in the child, which must not wait for it.
+FORKED = """
+import multiprocessing, warnings
+
+def encode():
+    try:
+        model.encode("a text")
+    except vitrine.NotReady:
+        sys.exit(7)
+
+warnings.simplefilter("ignore")
+child = multiprocessing.get_context("fork").Process(target=encode)
+child.start()
+child.join()
+assert child.exitcode == 7
+model.encode("a text")
+"""
+
+
+@pytest.fixture
+def model(small_artifact: Artifact) -> Iterator[vitrine.SyncModel]:
+    with vitrine.SyncModel(small_artifact.path, THREAD) as model:
+        yield model
+
+
+@pytest.fixture
+def gate(model: vitrine.SyncModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Holds all runs of the model until it is set."""
+    gate, run = threading.Event(), model.model.batcher._runner._run
+
+    def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
+        assert gate.wait(HANG_S)
+        return run(items)
+
+    monkeypatch.setattr(model.model.batcher._runner, "_run", held)
+    yield gate
+    gate.set()
+
+
+def test_closed_model_can_be_closed_again_and_calls_say_that_it_is_closed(
+    small_artifact: Artifact,
+) -> None:
+    with vitrine.SyncModel(small_artifact.path, THREAD) as model:
+        model.close()
+        model.close()
+    for call in (lambda: model.encode("a text"), lambda: model.score("a", "b", explain=True)):
+        with pytest.raises(vitrine.NotReady, match=r"^the model is closed$"):
+            call()
+    assert not model._thread.is_alive()
+
+
+def test_interrupted_call_leaves_the_queue_and_the_model_usable(
+    model: vitrine.SyncModel, gate: threading.Event
+) -> None:
+    def interrupt() -> None:
+        eventually(lambda: model.model.batcher.queued_tokens > 1000)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            model.encode(LONG)
+        thread.join()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    eventually(lambda: not model.model.batcher.queued_tokens)
+    gate.set()
+    assert model.encode("a text").vectors.shape == (1, 32)
+
+
+def test_close_ends_the_calls_of_other_threads(
+    model: vitrine.SyncModel, gate: threading.Event
+) -> None:
+    calls: list[Callable[[], Any]] = [
+        lambda: model.encode(LONG),
+        lambda: model.encode_tokens(LONG[:20]),
+        lambda: model.score("a", LONG[:20], explain=True),
+        lambda: model.rerank("a", LONG[:20], explain=vitrine.Highlights()),
+    ]
+    with ThreadPoolExecutor(8) as threads:
+        futures: list[Future[Any]] = [threads.submit(call) for call in calls]
+        eventually(lambda: len(model.model.batcher._open) >= len(calls))
+        closes = [threads.submit(model.close) for _ in range(2)]
+        eventually(lambda: not model.model.batcher.is_alive)
+        gate.set()
+        for close in closes:
+            close.result(HANG_S)
+        for future in futures:
+            assert isinstance(future.exception(HANG_S), vitrine.NotReady)
+
+
+def test_model_that_nobody_refers_to_ends_its_thread_and_frees_its_memory(
+    small_artifact: Artifact,
+) -> None:
+    model = vitrine.SyncModel(small_artifact.path, THREAD)
+    expected = model.encode("a text").vectors
+    thread, engine = model._thread, weakref.ref(model.model.engine)
+    model = vitrine.SyncModel(small_artifact.path, THREAD)  # as a cell of a notebook, run again
+    gc.collect()
+    eventually(lambda: not thread.is_alive())
+    eventually(lambda: gc.collect() is not None and engine() is None)
+    np.testing.assert_array_equal(model.encode("a text").vectors, expected)
+    model.close()
+
+
+def test_failed_open_raises_and_leaves_no_thread(tmp_path: Path) -> None:
+    threads = threading.active_count()
+    with pytest.raises(vitrine.ArtifactError):
+        vitrine.SyncModel(tmp_path)
+    eventually(lambda: threading.active_count() <= threads)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "script", [OPEN, OPEN + BUSY, OPEN + FORKED], ids=["idle", "busy", "forked"]
+)
+def test_interpreter_exits_silently_with_an_open_model(
+    small_artifact: Artifact, script: str
+) -> None:
+    command = [sys.executable, "-W", "error", "-c", script, str(small_artifact.path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
+    # onnxruntime logs each cancelled run itself.
+    own = [line for line in ended.stderr.splitlines() if ":onnxruntime:" not in line]
+    assert (ended.returncode, ended.stdout, own) == (0, "", [])
