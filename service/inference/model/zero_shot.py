@@ -107,7 +107,7 @@ async def classify_by_candidates(
         raise InvalidInput(
             f"{len(texts)} texts and {count} labels make {len(texts) * count} pairs; the limit is "
             f"{model.max_chunks}",
-            code="too_many",
+            code="too_many_inputs",
             pointer="/candidate_labels",
         )
 
