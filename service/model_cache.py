@@ -5,8 +5,9 @@
     NAME/commits/REVISION   commit of a revision of a hub model when it was last exported
     NAME/lock               locked during an export
 
-An export runs in a child process, because it imports torch. It writes below hidden names, which are
-renamed when complete. The child inherits the lock, which so outlives a killed parent.
+An export runs in a child process, because it imports torch. Its artifact and its temporary files have
+hidden names; the artifact is renamed when complete. The child inherits the lock, which so outlives a
+killed parent.
 """
 
 import fcntl
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 from urllib.parse import quote
 
@@ -174,26 +176,30 @@ class _Entry:
             else:
                 shutil.rmtree(left, ignore_errors=True)
         log.info("exporting %s, once, to %s", self.model, self.folder)
-        new = self.folder / ".new"
         options = (*self.options, *(("--revision", revision) if revision else ()))
-        try:
-            _run([*options, "--out", str(new), "--", self.model], lock)
-        except ArtifactError as error:
-            # A mistyped path can look like a hub id.
-            place = ", which is no folder or package here," if self.revision else ""
-            raise ArtifactError(f"{self.model}{place} cannot be exported: {error}") from error
-        commit = Artifact.load(new).manifest.revision
+        with TemporaryDirectory(prefix=".", dir=self.folder) as name:
+            work = Path(name)
+            try:
+                _run([*options, "--out", str(work / "new"), "--", self.model], work, lock)
+            except ArtifactError as error:
+                # A mistyped path can look like a hub id.
+                place = ", which is no folder or package here," if self.revision else ""
+                raise ArtifactError(f"{self.model}{place} cannot be exported: {error}") from error
+            return self._publish(work)
+
+    def _publish(self, work: Path) -> Path:
+        """Move an artifact to its place in the cache, and return its path."""
+        commit = Artifact.load(work / "new").manifest.revision
         path = self._path(self.content or str(commit))
         old = path.with_name(_OLD + path.name)
         if path.exists():
             path.rename(old)
-        new.rename(path)
+        (work / "new").rename(path)
         shutil.rmtree(old, ignore_errors=True)
         if self.revision:
-            temporary = self.folder / ".commit"
-            temporary.write_text(str(commit))
+            (work / "commit").write_text(str(commit))
             self._commit_file().parent.mkdir(exist_ok=True)
-            temporary.rename(self._commit_file())
+            (work / "commit").rename(self._commit_file())
         return path
 
 
@@ -221,8 +227,13 @@ def _file_name(model: str) -> str:
     return quote(model.replace("/", "--"), safe="")
 
 
-def _run(arguments: Sequence[str], lock: BinaryIO) -> None:
+def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:
     """Run `vitrine-export` in a child process, and log its output.
+
+    Args:
+        arguments: Arguments of the command.
+        work: Folder for temporary files, which a killed process leaves.
+        lock: Lock that the process inherits.
 
     Raises:
         ArtifactError: The export has failed.
@@ -238,7 +249,7 @@ def _run(arguments: Sequence[str], lock: BinaryIO) -> None:
         errors="replace",
         pass_fds=[lock.fileno()],
         process_group=0,  # SIGINT of a terminal is for this process, which kills the child
-        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TMPDIR": str(work)},
     ) as child:
         assert child.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
@@ -250,6 +261,11 @@ def _run(arguments: Sequence[str], lock: BinaryIO) -> None:
         except BaseException:
             child.kill()
             raise
+    if child.returncode == -signal.SIGKILL:
+        raise ArtifactError(
+            "vitrine-export was killed, as the system does when memory is short; run it where there "
+            "is more, with --out FOLDER, and serve a copy of FOLDER"
+        )
     if child.returncode:
         raise ArtifactError(
             failure or f"vitrine-export ended with status {child.returncode}; see the log"

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import httpx2
 import numpy as np
@@ -55,7 +54,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """The arguments of the exports, which run in this process, which has imported torch."""
     calls: list[Sequence[str]] = []
 
-    def run(arguments: Sequence[str], _lock: BinaryIO) -> None:
+    def run(arguments: Sequence[str], *_: object) -> None:
         calls.append(arguments)
         assert export(arguments) == 0
 
@@ -166,6 +165,38 @@ def test_new_version_of_the_export_keeps_the_commit_of_a_hub_id(
     monkeypatch.setattr(model_cache, "version", lambda _: "0.2.0")
     assert Artifact.load(find(ID, cache)).manifest.revision == commit
     assert len(exports) == 2
+
+
+def test_download_goes_on_where_a_connection_was_cut(
+    folder: Path,
+    cache: Path,
+    hub: Hub,
+    exports: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The library keeps complete blocks, of 10 MB; the whole file has fewer bytes.
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.add(ID, folder)
+    hub.cut = "model.safetensors"
+    copied = find(ID, cache) / "source/model.safetensors"
+    weights = (folder / "model.safetensors").read_bytes()
+    assert copied.read_bytes() == weights
+    assert hub.ranges == [f"bytes={len(weights) // 2 // 1000 * 1000}-"]
+    assert len(exports) == 1
+
+
+def test_private_model_is_exported_with_the_token_of_the_environment(
+    folder: Path,
+    cache: Path,
+    hub: Hub,
+    exports: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub.add(ID, folder)
+    hub.token = "hf_secret"  # noqa: S105
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert Artifact.load(find(ID, cache)).manifest.source == ID
+    assert len(exports) == 1
 
 
 def test_several_models_have_the_same_names(
@@ -305,6 +336,18 @@ def test_cache_that_cannot_be_written_is_refused_with_the_setting(
         find(folder, tmp_path / "file")
 
 
+def test_export_that_the_system_kills_ends_the_start_with_a_remedy(
+    folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nkill -KILL $$\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    with pytest.raises(ArtifactError, match=r"killed, as the system does when memory is short; ru"):
+        find(folder, cache)
+    assert [path.name for path in cache.glob("*/*")] == ["lock"]
+
+
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
 # What the child process refuses: the model, environment variables, and the sentence.
 REFUSALS = {
@@ -327,6 +370,7 @@ REFUSALS = {
     "gated": ("someone/gated", {}, "is gated: accept its terms on the hub and set HF_TOKEN"),
     "token": ("someone/private", {}, "the hub denies access to someone/private: set HF_TOKEN to"),
     "no weights": ("someone/gguf", {}, "has no safetensors on the hub; pickles"),
+    "broken hub": ("someone/broken", {}, "the hub fails with status 500: try again later"),
 }
 
 
@@ -345,6 +389,7 @@ def test_failed_export_ends_the_start_with_one_sentence(
     hub.refusals["someone/gated"] = (403, {"X-Error-Code": "GatedRepo"})
     invalid = "Invalid credentials in Authorization header"
     hub.refusals["someone/private"] = (401, {"X-Error-Message": invalid})
+    hub.refusals["someone/broken"] = (500, {})
     if "PYTHONPATH" in environment:
         hooks = f"{tmp_path / 'hooks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
         environment = {"PYTHONPATH": hooks}
@@ -416,7 +461,7 @@ def has_ended(pid: int) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only: reads /proc")
 def test_killed_exports_leave_nothing_that_a_later_start_takes(folder: Path, cache: Path) -> None:
     moments = random.Random(7)  # noqa: S311 - no secret
-    for kills_child in (True, False, True):
+    for killed in ("both", "the start", "the export"):
         # Killed with so many files written, of the dozen of an artifact.
         count = moments.randrange(12)
         with process("-m", "service", str(folder), **cache_in(cache)) as started:
@@ -427,15 +472,31 @@ def test_killed_exports_leave_nothing_that_a_later_start_takes(folder: Path, cac
                 return len(list(cache.glob("tiny/.*/**/*"))) >= files or has_ended(child)
 
             eventually(is_due)
-            started.kill()
-            if kills_child:
-                os.kill(child, signal.SIGKILL)
+            if killed != "the export":
+                started.kill()
+            if killed != "the start":
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
     start = checking(folder, cache)
     errors = start.communicate()[1]
     assert start.returncode == 0, errors
     names = [path.name for path in (cache / "tiny").iterdir()]
     assert len(names) == 2  # the artifact, and the lock
     assert not any(name.startswith(".") for name in names)
+
+
+@pytest.mark.slow
+def test_export_killed_before_any_change_of_a_file_leaves_nothing_that_a_later_start_takes(
+    folder: Path, cache: Path, exports: list[Sequence[str]], tmp_path: Path
+) -> None:
+    artifact = shutil.copytree(find(folder, cache), tmp_path / "artifact")
+    command = [sys.executable, "-m", "tests.service.killed_exports"]
+    done = subprocess.run(
+        [*command, folder, tmp_path / "caches", artifact], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    assert len(exports) == 1
 
 
 @pytest.mark.slow
