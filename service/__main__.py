@@ -99,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, problem["loc"])) or "settings"
-            print(printable(f"vitrine-serve: {where}: {problem['msg']}"), file=sys.stderr)
+            message = problem["msg"].removeprefix("Value error, ")
+            print(printable(f"vitrine-serve: {where}: {message}"), file=sys.stderr)
         return 2
     except (ArtifactError, EngineError, ValueError, OSError, SettingsError) as error:
         print(printable(f"vitrine-serve: {error}"), file=sys.stderr)

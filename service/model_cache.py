@@ -5,9 +5,9 @@
     NAME/commits/REVISION   commit of a revision of a hub model when it was last exported
     NAME/lock               locked during an export
 
-An export runs in a child process, because it imports torch. Its artifact and its temporary files have
-hidden names; the artifact is renamed when complete. The child inherits the lock, which so outlives a
-killed parent.
+An export runs in a child process, because it imports torch. It writes into a hidden folder, from
+which the complete artifact is renamed. The child inherits the lock, which so outlives a killed
+parent.
 """
 
 import fcntl
@@ -263,8 +263,8 @@ def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:
             raise
     if child.returncode == -signal.SIGKILL:
         raise ArtifactError(
-            "vitrine-export was killed, as the system does when memory is short; run it where there "
-            "is more, with --out FOLDER, and serve a copy of FOLDER"
+            "vitrine-export was killed, as the system does when memory is short: run it where "
+            "there is more, with --out FOLDER, and serve a copy of FOLDER"
         )
     if child.returncode:
         raise ArtifactError(

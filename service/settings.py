@@ -329,10 +329,12 @@ class AuthSettings(_Group):
 
 def _read_keys(file: Path) -> tuple[ApiKey, ...]:
     # May be readable by others: Docker and Kubernetes mount secrets with mode 0444 or 0644.
-    if file.stat().st_mode & stat.S_IWOTH:
-        raise ValueError(f"auth.keys_file: {file} is writable by others; run chmod o-w on it")
     try:
+        if file.stat().st_mode & stat.S_IWOTH:
+            raise ValueError(f"auth.keys_file: {file} is writable by others; run chmod o-w on it")
         return TypeAdapter(tuple[ApiKey, ...]).validate_json(file.read_bytes())
+    except OSError as error:
+        raise OSError(f"auth.keys_file: {file} cannot be read: {error.strerror}") from None
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = "/".join(map(str, problem["loc"]))

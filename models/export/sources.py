@@ -153,7 +153,10 @@ def _package_folder(name: str) -> Path | None:
     folders = {Path(str(file.locate())).parent for file in files if file.name == "config.json"}
     models = [folder for folder in folders if any(folder.glob("*.safetensors"))]
     if len(models) != 1:
-        raise SourceError(f"the package {name} has {len(models)} model folders; one is required")
+        raise SourceError(
+            f"the package {name} has {len(models)} folders with config.json and safetensors; one "
+            "is required: name a folder"
+        )
     return models[0]
 
 

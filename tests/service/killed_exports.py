@@ -86,24 +86,27 @@ def main(folder: Path, cache: Path, artifact: Path | None = None) -> None:
 
     vars(model_cache)["_run"] = run  # not the child process, which would outlive this one
     for refresh in (False, True):
-        own = cache / ("replaced" if refresh else "new")
-        start = partial(attempt, folder, own)
+        _kill(folder, cache / f"refresh-{refresh}", refresh=refresh, is_copied=artifact is not None)
+
+
+def _kill(folder: Path, cache: Path, *, refresh: bool, is_copied: bool) -> None:
+    start = partial(attempt, folder, cache)
+    start(None)
+    [entry] = cache.iterdir()
+
+    def start_anew(last: int | None) -> int:
+        if not refresh:
+            shutil.rmtree(entry)
+        return start(last, refresh=refresh)
+
+    changes = start_anew(None)
+    for last in range(0, changes, 1 if is_copied else -(-changes // _KILLS)):
+        start_anew(last)
         start(None)
-        [entry] = own.iterdir()
-
-        def start_anew(last: int | None, entry: Path = entry) -> int:
-            if not refresh:
-                shutil.rmtree(entry)
-            return start(last, refresh=refresh)
-
-        changes = start_anew(None)
-        for last in range(0, changes, 1 if artifact else -(-changes // _KILLS)):
-            start_anew(last)
-            start(None)
-            check(entry, is_complete=False)
-        start(None, refresh=True)
-        check(entry, is_complete=True)
-        print(f"killed before each of {changes} changes")
+        check(entry, is_complete=False)
+    start(None, refresh=True)
+    check(entry, is_complete=True)
+    print(f"killed before each of {changes} changes")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`vitrine-serve MODEL` exports what is not an artifact, once, and finds it in the cache later."""
 
+import errno
 import os
 import random
 import shutil
@@ -199,6 +200,24 @@ def test_private_model_is_exported_with_the_token_of_the_environment(
     assert len(exports) == 1
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "full"), OSError("9 requested and 8 written")]
+)
+def test_full_disk_is_named_with_a_remedy(
+    error: OSError,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("models.export.exporter.export", fail)
+    assert export([str(folder), "--out", str(tmp_path / "new")]) == 1
+    assert f"no space is left on the disk of {tmp_path}, or" in capsys.readouterr().err
+
+
 def test_several_models_have_the_same_names(
     folder: Path, small_artifact: Artifact, cache: Path, exports: list[Sequence[str]]
 ) -> None:
@@ -262,15 +281,6 @@ def test_unknown_home_directory_is_named() -> None:
         ModelSettings.model_validate({"path": "~nobody-here/model"})
 
 
-def test_revision_of_a_local_model_is_refused(
-    folder: Path, cache: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder.parent)
-    with pytest.raises(ArtifactError, match=r"^a revision is for hub models; tiny is a folder$"):
-        find("tiny@v1", cache)
-    assert hub.requests == []
-
-
 def test_command_takes_a_name_and_refresh(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -283,36 +293,6 @@ def test_command_takes_a_name_and_refresh(
     assert capsys.readouterr().err == f"vitrine-serve: {ID}@v1, True\n"
 
 
-# Files of a folder that can be no checkpoint, and the sentence about it.
-NO_CHECKPOINTS = {
-    "empty": ((), "has no config.json; save a model there with model.save_pretrained(folder)"),
-    "gguf": (("model-q4.gguf",), "weights as GGUF, and no safetensors; name the model that"),
-    "onnx": (
-        ("config.json", "onnx/model.onnx"),
-        "weights as ONNX, and no safetensors; name the model that they were converted",
-    ),
-    "pickle": (
-        ("config.json", "pytorch_model.bin", "onnx/model.onnx"),
-        "weights as pickles, and no safetensors; loading a pickle can run code. Convert them to",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", NO_CHECKPOINTS)
-def test_folder_without_a_checkpoint_is_refused_with_a_remedy(
-    kind: str, tmp_path: Path, cache: Path
-) -> None:
-    names, sentence = NO_CHECKPOINTS[kind]
-    (tmp_path / kind).mkdir()
-    for name in names:
-        (tmp_path / kind / name).parent.mkdir(exist_ok=True)
-        (tmp_path / kind / name).write_bytes(b"{}")
-    with pytest.raises(ArtifactError) as raised:
-        find(tmp_path / kind, cache)
-    assert sentence in str(raised.value)
-    assert not cache.exists()
-
-
 @pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "~/nowhere"])
 def test_missing_folder_is_no_hub_id(name: str, cache: Path, hub: Hub) -> None:
     with pytest.raises(ArtifactError, match=r"nowhere does not exist; a model is a folder, an ins"):
@@ -320,88 +300,18 @@ def test_missing_folder_is_no_hub_id(name: str, cache: Path, hub: Hub) -> None:
     assert hub.requests == []
 
 
-def test_start_without_a_model_names_the_command(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ArtifactError, match=r"no model is named, .*: run vitrine serve MODEL"):
-        with_artifacts(Settings())
-
-
-def test_cache_that_cannot_be_written_is_refused_with_the_setting(
-    folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ArtifactError, match="set VITRINE_MODELS__CACHE to a folder that this"):
-        find(folder, tmp_path / "file")
-
-
 def test_export_that_the_system_kills_ends_the_start_with_a_remedy(
     folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\nkill -KILL $$\n")
+    python.write_text('#!/bin/sh\ntouch "$TMPDIR/left"\nkill -KILL $$\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    with pytest.raises(ArtifactError, match=r"killed, as the system does when memory is short; ru"):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with pytest.raises(ArtifactError, match="killed, as the system does when memory is short: run"):
         find(folder, cache)
     assert [path.name for path in cache.glob("*/*")] == ["lock"]
-
-
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
-# What the child process refuses: the model, environment variables, and the sentence.
-REFUSALS = {
-    "unsupported": ("gpt2", {}, "model_type 'gpt2' is not supported; supported: albert, bert"),
-    "no packages": (
-        "tiny",
-        {"PYTHONPATH": "hooks"},
-        "PyTorch is not installed: run pip install '.[torch]' in the source folder, or run "
-        "vitrine-export MODEL --out FOLDER",
-    ),
-    "no network": (
-        ID,
-        {"HF_ENDPOINT": "http://127.0.0.1:1"},
-        f"the Hugging Face hub cannot be reached. Allow access to the hub, or run vitrine-export "
-        f"{ID} --out FOLDER",
-    ),
-    "offline": (ID, {"HF_HUB_OFFLINE": "1"}, "cannot be reached (HF_HUB_OFFLINE is set)"),
-    "unknown": ("someone/nothing", {}, "nor a model on the hub; a private model needs HF_TOKEN"),
-    "revision": (f"{ID}@v9", {}, f"{ID} has no revision v9"),
-    "gated": ("someone/gated", {}, "is gated: accept its terms on the hub and set HF_TOKEN"),
-    "token": ("someone/private", {}, "the hub denies access to someone/private: set HF_TOKEN to"),
-    "no weights": ("someone/gguf", {}, "has no safetensors on the hub; pickles"),
-    "broken hub": ("someone/broken", {}, "the hub fails with status 500: try again later"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", REFUSALS)
-def test_failed_export_ends_the_start_with_one_sentence(
-    case: str, folder: Path, cache: Path, hub: Hub, tmp_path: Path
-) -> None:
-    name, environment, sentence = REFUSALS[case]
-    edit_json(shutil.copytree(folder, tmp_path / "gpt2") / "config.json", model_type="gpt2")
-    (tmp_path / "hooks").mkdir()
-    (tmp_path / "hooks/sitecustomize.py").write_text(WITHOUT_TORCH)
-    write_json(tmp_path / "gguf/config.json", {})
-    hub.add(ID, folder)
-    hub.add("someone/gguf", tmp_path / "gguf")
-    hub.refusals["someone/gated"] = (403, {"X-Error-Code": "GatedRepo"})
-    invalid = "Invalid credentials in Authorization header"
-    hub.refusals["someone/private"] = (401, {"X-Error-Message": invalid})
-    hub.refusals["someone/broken"] = (500, {})
-    if "PYTHONPATH" in environment:
-        hooks = f"{tmp_path / 'hooks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        environment = {"PYTHONPATH": hooks}
-    model = name if "/" in name else str(tmp_path / name)
-    with process("-m", "service", model, **environment, **cache_in(cache)) as started:
-        status, errors = outcome(started)
-    assert status == 2
-    last = errors.splitlines()[-1]
-    place = ", which is no folder or package here," if "/" in name else ""
-    assert last.startswith(f"vitrine-serve: {model.partition('@')[0]}{place} cannot be exported: ")
-    assert sentence in last
-    assert [path.name for path in cache.glob("*/*")] == ["lock"]
+    assert not (tmp_path / "left").exists()
 
 
 def cache_in(cache: Path) -> dict[str, str]:
