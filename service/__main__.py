@@ -19,11 +19,11 @@ from models.printable import printable
 from service.api.schemas import EXAMPLE_INPUTS
 from service.api.server import Server
 from service.app import create_app
+from service.artifacts import with_artifacts
 from service.check import access_warning, check, check_settings
 from service.debug.pipeline.state import DebugState
 from service.debug.process_state import report
 from service.logs import configure
-from service.model_cache import with_artifacts
 from service.settings import ModelSettings, Settings, from_command_line, ignored_variables
 
 log = logging.getLogger("vitrine")

@@ -16,9 +16,9 @@ from models.engines import EngineError, select_engine
 from models.printable import printable
 from service.api.compat import tei
 from service.app import open_exporter
+from service.artifacts import with_artifacts
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.registry.registry import ModelRegistry
-from service.model_cache import with_artifacts
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")

@@ -1,4 +1,4 @@
-"""The artifacts of models that the settings name by folder, package or hub id: exported once.
+"""The artifacts of models that are named by folder, package or hub id: exported once.
 
     NAME/KEY/               artifact; the key is a hash of the model's content and of the export's
                             version and options
@@ -11,7 +11,6 @@ parent.
 """
 
 import fcntl
-import functools
 import hashlib
 import json
 import logging
@@ -32,9 +31,8 @@ from urllib.parse import quote
 from models.artifact import FORMAT, MANIFEST, Artifact, ArtifactError
 from models.engines import Precision
 from models.export.sources import SourceError, content_sha256, resolve_locally
-from service.settings import Settings
 
-log = logging.getLogger("vitrine")
+log = logging.getLogger("vitrine.export")
 
 # Start of the line with which the command says why it fails.
 _FAILURE = "vitrine-export: "
@@ -42,50 +40,47 @@ _FAILURE = "vitrine-export: "
 _OLD = ".old-"
 
 
-def with_artifacts(settings: Settings, *, refresh: bool = False) -> Settings:
-    """Return the settings with paths of artifacts in place of the names of models.
+def artifact_of(
+    name: Path, engine: str, precision: Precision, cache: Path | None, *, refresh: bool = False
+) -> Path:
+    """Return the path of a model's artifact, which is exported if it is not in the cache.
 
     Args:
-        settings: Settings of the service.
+        name: Artifact, model folder, installed package or hub id.
+        engine: Name of the engine that will run it.
+        precision: Precision of the engine.
+        cache: Folder of the cache; None: that of the environment.
         refresh: Whether to export again what the cache has, from the newest commit of a hub model.
 
     Raises:
-        ArtifactError: A model cannot be found or exported; the message has the remedy.
-        OSError: A file of a model, or of the cache, cannot be read.
+        ArtifactError: The model cannot be found or exported; the message has the remedy.
+        OSError: A file of the model, or of the cache, cannot be read.
     """
-    models, model, engine = settings.models, settings.model, settings.engine
+    if not (name / MANIFEST).is_file():
+        options = _export_options(engine, precision)
+        return _entry(str(name), options, cache or _default_cache()).artifact(refresh=refresh)
+    if refresh:
+        log.warning("%s is an artifact, which --refresh does not export again", name)
+    return name
 
-    @functools.cache  # a model that is served twice is exported once
-    def exported(name: str, options: Sequence[str]) -> Path:
-        return _entry(name, options, models.cache or _default_cache()).artifact(refresh=refresh)
 
-    def artifact(name: Path, precision: Precision) -> Path:
-        if not (name / MANIFEST).is_file():
-            return exported(str(name), _export_options(engine.name, precision))
-        if refresh:
-            log.warning("%s is an artifact, which --refresh does not export again", name)
-        return name
+def absolute_if_local(name: object) -> object:
+    """Return the path of a folder as absolute, so that none is mistaken for a hub id.
 
-    if models.folder is not None:  # has artifacts only
-        return settings
-    if models.served:
-        served = tuple(
-            each.model_copy(
-                update={"path": artifact(each.path, each.precision or engine.precision)}
-            )
-            for each in models.served
-        )
-        return settings.model_copy(update={"models": models.model_copy(update={"served": served})})
-    if "path" not in model.model_fields_set and not model.path.exists():
-        raise ArtifactError(
-            f"no model is named, and {model.path} does not exist: run vitrine serve MODEL, where "
-            "MODEL is a folder, an installed package or a hub id such as BAAI/bge-small-en-v1.5"
-        )
-    path = artifact(model.path, engine.precision)
-    return settings.model_copy(update={"model": model.model_copy(update={"path": path})})
+    Raises:
+        ValueError: The home directory in it is unknown.
+    """
+    if isinstance(name, str) and name.startswith((".", "~")):
+        try:
+            return Path(name).expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"the home directory of {name} is unknown") from error
+    return name
 
 
 def _default_cache() -> Path:
+    if folder := os.environ.get("VITRINE_MODELS__CACHE"):  # also for commands without settings
+        return Path(folder)
     # Relative values are invalid: https://specifications.freedesktop.org/basedir-spec
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:

@@ -1,6 +1,6 @@
 """The settings of the service, as immutable pydantic models.
 
-No other module of `service` reads environment variables.
+No other module of `service` reads environment variables, but `model_cache` that of its folder.
 
 The setting `group.name` is the environment variable `VITRINE_GROUP__NAME` and the command-line
 option `--group.name`.
@@ -33,6 +33,7 @@ from models.json_reader import JsonError, check_depth, parse_json
 from service.inference.model.opening import ModelOptions
 from service.inference.registry.registry import ModelSpec, specs_in
 from service.logs import LogFormat
+from service.model_cache import absolute_if_local
 
 Scope = Literal["encode", "bulk", "debug", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = ("encode", "bulk", "debug", "metrics", "admin")
@@ -88,18 +89,8 @@ class ServerSettings(_Group):
     page: bool = Field(True, description="Whether to serve the page of explanations at /debug")
 
 
-def _absolute_if_local(name: object) -> object:
-    """Return the path of a folder as absolute, so that none is mistaken for a hub id."""
-    if isinstance(name, str) and name.startswith((".", "~")):
-        try:
-            return Path(name).expanduser().absolute()
-        except RuntimeError as error:
-            raise ValueError(f"the home directory of {name} is unknown") from error
-    return name
-
-
 # A path of a folder, a name of a package or a hub id; `service.model_cache` tells them apart.
-ModelName = Annotated[Path, BeforeValidator(_absolute_if_local)]
+ModelName = Annotated[Path, BeforeValidator(absolute_if_local)]
 
 
 class ModelSettings(_Group):

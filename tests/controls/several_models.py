@@ -394,7 +394,7 @@ GUARDS = (
         "tests/service/test_wrong_starts.py::test_start_is_refused_before_an_export",
     ),
     Guard(
-        "service/settings.py",
+        "service/model_cache.py",
         '    if isinstance(name, str) and name.startswith((".", "~")):',
         "    if False:",
         f"{_S}test_missing_folder_is_no_hub_id",

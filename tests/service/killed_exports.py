@@ -17,7 +17,7 @@ from pathlib import Path
 from models.artifact import Artifact
 from models.export.__main__ import main as export
 from service import model_cache
-from service.model_cache import with_artifacts
+from service.artifacts import with_artifacts
 from service.settings import ModelSettings, ModelsSettings, Settings
 
 _CHANGES = {"os.mkdir", "os.remove", "os.rename", "os.rmdir"}

@@ -24,12 +24,15 @@ from models.export.__main__ import main as export
 from models.export.sources import _PINNED
 from service import model_cache
 from service.__main__ import main as serve
-from service.model_cache import _export_options, with_artifacts
+from service.artifacts import with_artifacts
+from service.bulk.command_line import main as bulk
+from service.model_cache import _export_options
 from service.settings import EngineSettings, ModelSettings, ModelsSettings, ServedModel, Settings
 from tests.conftest import MINILM
 from tests.eventually import eventually
 from tests.hub import Hub, serving_hub
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer, write_json
+from tests.service.bulk.conftest import rows_of
 from tests.serving import PATIENCE_S, lines_until, outcome, process
 
 ID = "someone/tiny"
@@ -229,6 +232,34 @@ def test_several_models_have_the_same_names(
     assert [spec.path for spec in specs] == [exported, small_artifact.path, exported]
     assert [spec.options.name for spec in specs] == ["a", "b", "c"]
     assert len(exports) == 1
+
+
+def test_bulk_encoding_takes_names_from_the_same_cache(
+    folder: Path,
+    cache: Path,
+    exports: list[Sequence[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("VITRINE_MODELS__CACHE", str(cache))
+    (tmp_path / "texts.txt").write_text("w1 w2\nw3\n")
+
+    def encode(output: str, model: str, *options: str) -> int:
+        arguments = (str(tmp_path / "texts.txt"), str(tmp_path / output), "--model", model)
+        return bulk([*arguments, "--progress", "none", *options])
+
+    assert encode("first", str(folder)) == 0
+    monkeypatch.chdir(folder.parent)
+    assert encode("second", "./tiny") == encode("third", str(find(folder, cache))) == 0
+    assert len(exports) == 1
+    tables = [rows_of(tmp_path / name) for name in ("first", "second", "third")]
+    assert tables[0].num_rows == 2
+    assert tables[0] == tables[1] == tables[2]
+    assert encode("fourth", "./nowhere") == 2
+    assert "nowhere does not exist; a model is a folder, an installed" in capsys.readouterr().err
+    assert encode("fourth", "./tiny", "--engine", "tensorrt") == 2
+    assert "unknown engine 'tensorrt'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
