@@ -26,6 +26,7 @@ from service import model_cache
 from service.__main__ import main as serve
 from service.artifacts import with_artifacts
 from service.bulk.command_line import main as bulk
+from service.inference.model.opening import open_model
 from service.model_cache import _export_options
 from service.settings import EngineSettings, ModelSettings, ModelsSettings, ServedModel, Settings
 from tests.conftest import MINILM
@@ -104,6 +105,23 @@ def test_folder_is_exported_once_and_again_when_a_file_changes(
     assert Artifact.load(second).manifest.prompts["query"] == "w4 "
     assert second != first
     assert len(exports) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family", ["mpnet", "xlm-roberta", "deberta-v2", "modernbert", "eurobert", "qwen3"]
+)
+async def test_folder_of_a_family_is_served_with_the_vectors_of_sentence_transformers(
+    family: str, cache: Path, exports: list[Sequence[str]], tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / family, family)
+    save_tokenizer(tmp_path / family)
+    texts = ["w4 w5 w6", "w7"]
+    async with await open_model(find(tmp_path / family, cache)) as model:
+        vectors = (await model.encode(texts)).vectors
+    expected = SentenceTransformer(str(tmp_path / family), device="cpu").encode(texts)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert len(exports) == 1
 
 
 def test_other_version_of_the_export_exports_again(
