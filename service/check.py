@@ -18,6 +18,7 @@ from service.api.compat import tei
 from service.app import open_exporter
 from service.artifacts import with_artifacts
 from service.inference.model.opening import ModelOptions, open_model
+from service.inference.registry.model_names import check_name
 from service.inference.registry.registry import ModelRegistry
 from service.settings import Settings
 
@@ -51,13 +52,16 @@ def check_settings(settings: Settings) -> None:
         ArtifactError: `models.folder` has no artifact.
         EngineError: An engine is unknown or unavailable on this machine.
         OSError: The keys file cannot be read, or the port cannot be opened.
-        ValueError: Any error of `check_access` or `check_traces`, or `models.folder` and
-            `models.served` are both set.
+        ValueError: Any error of `check_access` or `check_traces`, a name of a model is invalid, or
+            `models.folder` and `models.served` are both set.
     """
     check_access(settings)
     check_traces()
     for spec in settings.model_specs():
         select_engine(None, spec.options.engine, spec.options.precision)
+        for name in filter(None, (spec.options.name, *spec.aliases)):
+            check_name(name)
+            tei.check_name(name)
     check_port(settings.server.host, settings.server.port)
 
 

@@ -105,6 +105,7 @@ SETTINGS: dict[str, Start] = {
         {},
         "set API keys, or set debug.enabled to false",
     ),
+    "route": ("tiny --model.name rerank", {}, "is ambiguous in paths under /tei: the last part"),
     "traces": (
         "tiny",
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1]", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
@@ -179,16 +180,10 @@ EXPORTS: dict[str, Start] = {
 LOADS: dict[str, Start] = {
     "damaged": ("damaged", {}, "its SHA-256 differs from the manifest's; export again"),
     "newer": ("newer", {}, "manifest.json has format 99; format 8 is required: export again"),
-    "incomplete": ("incomplete", {}, "the artifact incomplete lacks file model.onnx"),
-    "graph": (
-        "artifact --engine.name openvino --engine.precision int8",
+    "incomplete": (
+        "incomplete",
         {},
-        "with --precision int8",
-    ),
-    "route": (
-        "artifact --model.name rerank",
-        {},
-        "is ambiguous in paths under /tei: the last part",
+        "the artifact incomplete lacks file model.onnx: copy or export it",
     ),
     "names": ("", served("artifact", "artifact"), "the name 'small'; every name must be unique"),
     "default": ("artifact --models.default e5", {}, "the default model 'e5' is not a served model"),
