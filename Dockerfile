@@ -1,5 +1,5 @@
 # serve      encodes on CPU; no torch, no compiler (default)
-# full       serves any model:  docker run -v models:/models -p 8000:8000 vitrine-full BAAI/bge-small-en-v1.5
+# full       serves any model:  docker run -v models:/models -p 127.0.0.1:8000:8000 vitrine-full MODEL
 # debug      the same with gradients, in PyTorch
 # export     MODEL -> artifact:  docker run -v models:/models vitrine-export MODEL --out /models/NAME
 # gpu        encodes on an NVIDIA GPU:  docker run --gpus 1 vitrine-gpu
