@@ -388,6 +388,12 @@ GUARDS = (
         f"{_S}test_export_killed_before_any_change_of_a_file_leaves_nothing_that_a_later_start_takes",
     ),
     Guard(
+        "service/bulk/command_line.py",
+        '    add("--model", type=_model,',
+        '    add("--model", type=Path,',
+        f"{_S}test_bulk_encoding_takes_names_from_the_same_cache",
+    ),
+    Guard(
         "service/__main__.py",
         "        check_settings(settings)\n",
         "",
