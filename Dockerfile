@@ -1,4 +1,5 @@
 # serve      encodes on CPU; no torch, no compiler (default)
+# full       serves any model:  docker run -v models:/models -p 127.0.0.1:8000:8000 vitrine-full MODEL
 # debug      the same with gradients, in PyTorch
 # export     MODEL -> artifact:  docker run -v models:/models vitrine-export MODEL --out /models/NAME
 # gpu        encodes on an NVIDIA GPU:  docker run --gpus 1 vitrine-gpu
@@ -85,9 +86,11 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
   CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz')"]
 ENTRYPOINT ["vitrine-serve"]
 
-FROM server AS debug
+FROM server AS full
 COPY --from=packages-debug /opt/vitrine /opt/vitrine
 COPY --from=artifact /artifacts/debug /model
+
+FROM full AS debug
 ENV VITRINE_DEBUG__ENABLED=true
 
 FROM server AS serve

@@ -312,10 +312,13 @@ class Artifact:
         with _open_regular(path, MANIFEST) as stream:
             manifest = _parse(_read_all(stream, MANIFEST))
         listed = {MANIFEST, *manifest.files}
-        for problem, names in (("lacks", listed - present), ("has an unlisted", present - listed)):
+        for problem, names, remedy in (
+            ("lacks", listed - present, "copy or export it again"),
+            ("has an unlisted", present - listed, "remove it"),
+        ):
             if names:
                 file = printable(min(names))
-                raise ArtifactError(f"the artifact {path.name} {problem} file {file}")
+                raise ArtifactError(f"the artifact {path.name} {problem} file {file}: {remedy}")
         return cls(path, manifest)
 
     def read(self, name: str) -> bytes:

@@ -14,16 +14,17 @@ from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
 from models.artifact import ArtifactError, Manifest
+from models.engines import EngineError
 from models.printable import printable
 from service.api.schemas import EXAMPLE_INPUTS
 from service.api.server import Server
 from service.app import create_app
-from service.check import access_warning, check
+from service.artifacts import with_artifacts
+from service.check import access_warning, check, check_settings
 from service.debug.pipeline.model_kinds import kind_of
 from service.debug.pipeline.state import DebugState
 from service.debug.process_state import report
 from service.logs import configure
-from service.model_cache import with_artifacts
 from service.settings import ModelSettings, Settings, from_command_line, ignored_variables
 
 log = logging.getLogger("vitrine")
@@ -91,6 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             log.warning("%s is not a setting and is ignored", name)
         if options.check:
             return 0 if check(settings, refresh=options.refresh) else 2
+        check_settings(settings)
         settings = with_artifacts(settings, refresh=options.refresh)
         app = create_app(settings, on_ready=greet)
         state: DebugState = app.state.vitrine
@@ -98,9 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         for problem in error.errors(include_url=False, include_input=False):
             where = ".".join(map(str, problem["loc"])) or "settings"
-            print(printable(f"vitrine-serve: {where}: {problem['msg']}"), file=sys.stderr)
+            message = problem["msg"].removeprefix("Value error, ")
+            print(printable(f"vitrine-serve: {where}: {message}"), file=sys.stderr)
         return 2
-    except (ArtifactError, ValueError, OSError, SettingsError) as error:
+    except (ArtifactError, EngineError, ValueError, OSError, SettingsError) as error:
         print(printable(f"vitrine-serve: {error}"), file=sys.stderr)
         return 2
     if warning:

@@ -3,6 +3,7 @@
 import asyncio
 import ipaddress
 import logging
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -11,13 +12,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from models.artifact import Artifact, ArtifactError
-from models.engines import EngineError
+from models.engines import EngineError, select_engine
 from models.printable import printable
 from service.api.compat import tei
 from service.app import open_exporter
+from service.artifacts import with_artifacts
 from service.inference.model.opening import ModelOptions, open_model
+from service.inference.registry.model_names import check_name
 from service.inference.registry.registry import ModelRegistry
-from service.model_cache import with_artifacts
 from service.settings import Settings
 
 log = logging.getLogger("vitrine")
@@ -41,6 +43,26 @@ def check(settings: Settings, *, refresh: bool = False) -> bool:
     problems: set[str] = set()  # of which each is printed once
     passes = [_passes(run, problems) for run in checks]
     return all(passes)
+
+
+def check_settings(settings: Settings) -> None:
+    """Check all that can refuse a start before its models are exported, which takes longer.
+
+    Raises:
+        ArtifactError: `models.folder` has no artifact.
+        EngineError: An engine is unknown or unavailable on this machine.
+        OSError: The keys file cannot be read, or the port cannot be opened.
+        ValueError: Any error of `check_access` or `check_traces`, a name of a model is invalid, or
+            `models.folder` and `models.served` are both set.
+    """
+    check_access(settings)
+    check_traces()
+    for spec in settings.model_specs():
+        select_engine(None, spec.options.engine, spec.options.precision)
+        for name in filter(None, (spec.options.name, *spec.aliases)):
+            check_name(name)
+            tei.check_name(name)
+    check_port(settings.server.host, settings.server.port)
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -112,6 +134,23 @@ def check_traces() -> str:
         return "no traces are exported"
     exporter.close()
     return f"traces are exported to {exporter.endpoint}"
+
+
+def check_port(host: str, port: int) -> None:
+    """Open a port, and close it again.
+
+    Raises:
+        OSError: The port is in use, or the address is none of this machine.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except OSError as error:
+        reason = (error.strerror or "").partition(" (")[0]  # without the address
+        raise OSError(
+            f"port {port} of {host} cannot be opened: {reason}; choose another with --server.port "
+            "or --server.host"
+        ) from error
 
 
 def check_names(settings: Settings) -> str:

@@ -10,12 +10,12 @@ from pydantic import ValidationError
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from models.printable import printable
+from service.artifacts import with_artifacts
 from service.inference.errors import VitrineError
 from service.inference.explain.deletion import TextEffects, UnitEffect
 from service.inference.explain.options import By, Deletion
 from service.inference.model.sync_model import SyncModel
 from service.logs import configure
-from service.model_cache import with_artifacts
 from service.settings import ModelSettings, ModelsSettings, Settings
 
 # Backgrounds of xterm's palette for effects that lower and that raise a score, weak ones first.

@@ -1,16 +1,16 @@
-"""The artifacts of models that the settings name by folder, package or hub id: exported once.
+"""The artifacts of models that are named by folder, package or hub id: exported once.
 
     NAME/KEY/               artifact; the key is a hash of the model's content and of the export's
                             version and options
     NAME/commits/REVISION   commit of a revision of a hub model when it was last exported
     NAME/lock               locked during an export
 
-An export runs in a child process, because it imports torch. It writes below hidden names, which are
-renamed when complete. The child inherits the lock, which so outlives a killed parent.
+An export runs in a child process, because it imports torch. It writes into a hidden folder, from
+which the complete artifact is renamed. The child inherits the lock, which so outlives a killed
+parent.
 """
 
 import fcntl
-import functools
 import hashlib
 import json
 import logging
@@ -24,15 +24,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import BinaryIO
 from urllib.parse import quote
 
 from models.artifact import FORMAT, MANIFEST, Artifact, ArtifactError
 from models.engines import Precision
 from models.export.sources import SourceError, content_sha256, resolve_locally
-from service.settings import Settings
 
-log = logging.getLogger("vitrine")
+log = logging.getLogger("vitrine.export")
 
 # Start of the line with which the command says why it fails.
 _FAILURE = "vitrine-export: "
@@ -40,50 +40,47 @@ _FAILURE = "vitrine-export: "
 _OLD = ".old-"
 
 
-def with_artifacts(settings: Settings, *, refresh: bool = False) -> Settings:
-    """Return the settings with paths of artifacts in place of the names of models.
+def artifact_of(
+    name: Path, engine: str, precision: Precision, cache: Path | None, *, refresh: bool = False
+) -> Path:
+    """Return the path of a model's artifact, which is exported if it is not in the cache.
 
     Args:
-        settings: Settings of the service.
+        name: Artifact, model folder, installed package or hub id.
+        engine: Name of the engine that will run it.
+        precision: Precision of the engine.
+        cache: Folder of the cache; None: that of the environment.
         refresh: Whether to export again what the cache has, from the newest commit of a hub model.
 
     Raises:
-        ArtifactError: A model cannot be found or exported; the message has the remedy.
-        OSError: A file of a model, or of the cache, cannot be read.
+        ArtifactError: The model cannot be found or exported; the message has the remedy.
+        OSError: A file of the model, or of the cache, cannot be read.
     """
-    models, model, engine = settings.models, settings.model, settings.engine
+    if not (name / MANIFEST).is_file():
+        options = _export_options(engine, precision)
+        return _entry(str(name), options, cache or _default_cache()).artifact(refresh=refresh)
+    if refresh:
+        log.warning("%s is an artifact, which --refresh does not export again", name)
+    return name
 
-    @functools.cache  # a model that is served twice is exported once
-    def exported(name: str, options: Sequence[str]) -> Path:
-        return _entry(name, options, models.cache or _default_cache()).artifact(refresh=refresh)
 
-    def artifact(name: Path, precision: Precision) -> Path:
-        if not (name / MANIFEST).is_file():
-            return exported(str(name), _export_options(engine.name, precision))
-        if refresh:
-            log.warning("%s is an artifact, which --refresh does not export again", name)
-        return name
+def absolute_if_local(name: object) -> object:
+    """Return the path of a folder as absolute, so that none is mistaken for a hub id.
 
-    if models.folder is not None:  # has artifacts only
-        return settings
-    if models.served:
-        served = tuple(
-            each.model_copy(
-                update={"path": artifact(each.path, each.precision or engine.precision)}
-            )
-            for each in models.served
-        )
-        return settings.model_copy(update={"models": models.model_copy(update={"served": served})})
-    if "path" not in model.model_fields_set and not model.path.exists():
-        raise ArtifactError(
-            f"no model is named, and {model.path} does not exist: run vitrine serve MODEL, where "
-            "MODEL is a folder, an installed package or a hub id such as BAAI/bge-small-en-v1.5"
-        )
-    path = artifact(model.path, engine.precision)
-    return settings.model_copy(update={"model": model.model_copy(update={"path": path})})
+    Raises:
+        ValueError: The home directory in it is unknown.
+    """
+    if isinstance(name, str) and name.startswith((".", "~")):
+        try:
+            return Path(name).expanduser().absolute()
+        except RuntimeError as error:
+            raise ValueError(f"the home directory of {name} is unknown") from error
+    return name
 
 
 def _default_cache() -> Path:
+    if folder := os.environ.get("VITRINE_MODELS__CACHE"):  # also for commands without settings
+        return Path(folder)
     # Relative values are invalid: https://specifications.freedesktop.org/basedir-spec
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
@@ -174,26 +171,30 @@ class _Entry:
             else:
                 shutil.rmtree(left, ignore_errors=True)
         log.info("exporting %s, once, to %s", self.model, self.folder)
-        new = self.folder / ".new"
         options = (*self.options, *(("--revision", revision) if revision else ()))
-        try:
-            _run([*options, "--out", str(new), "--", self.model], lock)
-        except ArtifactError as error:
-            # A mistyped path can look like a hub id.
-            place = ", which is no folder or package here," if self.revision else ""
-            raise ArtifactError(f"{self.model}{place} cannot be exported: {error}") from error
-        commit = Artifact.load(new).manifest.revision
+        with TemporaryDirectory(prefix=".", dir=self.folder) as name:
+            work = Path(name)
+            try:
+                _run([*options, "--out", str(work / "new"), "--", self.model], work, lock)
+            except ArtifactError as error:
+                # A mistyped path can look like a hub id.
+                place = ", which is no folder or package here," if self.revision else ""
+                raise ArtifactError(f"{self.model}{place} cannot be exported: {error}") from error
+            return self._publish(work)
+
+    def _publish(self, work: Path) -> Path:
+        """Move an artifact to its place in the cache, and return its path."""
+        commit = Artifact.load(work / "new").manifest.revision
         path = self._path(self.content or str(commit))
         old = path.with_name(_OLD + path.name)
         if path.exists():
             path.rename(old)
-        new.rename(path)
+        (work / "new").rename(path)
         shutil.rmtree(old, ignore_errors=True)
         if self.revision:
-            temporary = self.folder / ".commit"
-            temporary.write_text(str(commit))
+            (work / "commit").write_text(str(commit))
             self._commit_file().parent.mkdir(exist_ok=True)
-            temporary.rename(self._commit_file())
+            (work / "commit").rename(self._commit_file())
         return path
 
 
@@ -221,8 +222,13 @@ def _file_name(model: str) -> str:
     return quote(model.replace("/", "--"), safe="")
 
 
-def _run(arguments: Sequence[str], lock: BinaryIO) -> None:
+def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:
     """Run `vitrine-export` in a child process, and log its output.
+
+    Args:
+        arguments: Arguments of the command.
+        work: Folder for temporary files, which a killed process leaves.
+        lock: Lock that the process inherits.
 
     Raises:
         ArtifactError: The export has failed.
@@ -238,7 +244,7 @@ def _run(arguments: Sequence[str], lock: BinaryIO) -> None:
         errors="replace",
         pass_fds=[lock.fileno()],
         process_group=0,  # SIGINT of a terminal is for this process, which kills the child
-        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
+        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TMPDIR": str(work)},
     ) as child:
         assert child.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
@@ -250,6 +256,11 @@ def _run(arguments: Sequence[str], lock: BinaryIO) -> None:
         except BaseException:
             child.kill()
             raise
+    if child.returncode == -signal.SIGKILL:
+        raise ArtifactError(
+            "vitrine-export was killed, as the system does when memory is short: run it where "
+            "there is more, with --out FOLDER, and serve a copy of FOLDER"
+        )
     if child.returncode:
         raise ArtifactError(
             failure or f"vitrine-export ended with status {child.returncode}; see the log"

@@ -1,6 +1,6 @@
 """The settings of the service, as immutable pydantic models.
 
-No other module of `service` reads environment variables.
+No other module of `service` reads environment variables, but `model_cache` that of its folder.
 
 The setting `group.name` is the environment variable `VITRINE_GROUP__NAME` and the command-line
 option `--group.name`.
@@ -33,6 +33,7 @@ from models.json_reader import JsonError, check_depth, parse_json
 from service.inference.model.opening import ModelOptions
 from service.inference.registry.registry import ModelSpec, specs_in
 from service.logs import LogFormat
+from service.model_cache import absolute_if_local
 
 Scope = Literal["encode", "bulk", "debug", "metrics", "admin"]
 SCOPES: tuple[Scope, ...] = ("encode", "bulk", "debug", "metrics", "admin")
@@ -89,18 +90,8 @@ class ServerSettings(_Group):
     page: bool = Field(True, description="Whether to serve the page of explanations at /debug")
 
 
-def _absolute_if_local(name: object) -> object:
-    """Return the path of a folder as absolute, so that none is mistaken for a hub id."""
-    if isinstance(name, str) and name.startswith((".", "~")):
-        try:
-            return Path(name).expanduser().absolute()
-        except RuntimeError as error:
-            raise ValueError(f"the home directory of {name} is unknown") from error
-    return name
-
-
 # A path of a folder, a name of a package or a hub id; `service.model_cache` tells them apart.
-ModelName = Annotated[Path, BeforeValidator(_absolute_if_local)]
+ModelName = Annotated[Path, BeforeValidator(absolute_if_local)]
 
 
 class ModelSettings(_Group):
@@ -330,10 +321,12 @@ class AuthSettings(_Group):
 
 def _read_keys(file: Path) -> tuple[ApiKey, ...]:
     # May be readable by others: Docker and Kubernetes mount secrets with mode 0444 or 0644.
-    if file.stat().st_mode & stat.S_IWOTH:
-        raise ValueError(f"auth.keys_file: {file} is writable by others; run chmod o-w on it")
     try:
+        if file.stat().st_mode & stat.S_IWOTH:
+            raise ValueError(f"auth.keys_file: {file} is writable by others; run chmod o-w on it")
         return TypeAdapter(tuple[ApiKey, ...]).validate_json(file.read_bytes())
+    except OSError as error:
+        raise OSError(f"auth.keys_file: {file} cannot be read: {error.strerror}") from None
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = "/".join(map(str, problem["loc"]))

@@ -16,14 +16,20 @@ class Hub:
         url: Value of `HF_ENDPOINT`.
         models: Folder of each commit, in their order, by id.
         refusals: Status and headers of the responses about other ids.
+        token: Token that requests must have; None: none.
+        cut: Name of a file whose next response ends after half of its bytes; None: none.
         requests: Paths of all requests about models.
+        ranges: Header Range of all requests that have one.
     """
 
     def __init__(self) -> None:
         self.url = ""
         self.models: dict[str, dict[str, Path]] = {}
         self.refusals: dict[str, tuple[int, dict[str, str]]] = {}
+        self.token: str | None = None
+        self.cut: str | None = None
         self.requests: list[str] = []
+        self.ranges: list[str] = []
 
     def add(self, model: str, folder: Path) -> str:
         """Add a commit with the files of a folder, and return its hash."""
@@ -32,7 +38,9 @@ class Hub:
         commits[commit] = folder
         return commit
 
-    def respond(self, path: str) -> tuple[int, dict[str, str], bytes]:
+    def respond(
+        self, path: str, token: str | None, range_: str | None
+    ) -> tuple[int, dict[str, str], bytes]:
         """Return status, headers and body of a response."""
         words = path.partition("?")[0].strip("/").split("/")
         if words[:2] == ["api", "models"]:
@@ -41,6 +49,8 @@ class Hub:
             return 404, {}, b""
         self.requests.append(path)
         model, (action, revision, *rest) = "/".join(words[:2]), words[2:]
+        if self.token is not None and token != f"Bearer {self.token}":
+            return 401, {"X-Error-Message": "Invalid credentials in Authorization header"}, b""
         if model not in self.models:
             status, headers = self.refusals.get(model, (404, {"X-Error-Code": "RepoNotFound"}))
             return status, headers, b""
@@ -59,7 +69,14 @@ class Hub:
             ]
             return 200, {}, json.dumps(tree).encode()
         file = files["/".join(rest)]
-        return 200, {"ETag": f'"{_oid(file)}"', "X-Repo-Commit": commit}, file.read_bytes()
+        headers = {"ETag": f'"{_oid(file)}"', "X-Repo-Commit": commit}
+        if range_ is None:
+            return 200, headers, file.read_bytes()
+        self.ranges.append(range_)
+        first = int(range_.removeprefix("bytes=").removesuffix("-"))
+        size = file.stat().st_size
+        headers["Content-Range"] = f"bytes {first}-{size - 1}/{size}"
+        return 206, headers, file.read_bytes()[first:]
 
 
 def _oid(file: Path) -> str:
@@ -73,12 +90,16 @@ def serving_hub() -> Iterator[Hub]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            status, headers, body = hub.respond(self.path)
+            token, range_ = self.headers["Authorization"], self.headers["Range"]
+            status, headers, body = hub.respond(self.path, token, range_)
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET":
+                if hub.cut and self.path.endswith(hub.cut):
+                    hub.cut, body = None, body[: len(body) // 2]
+                    self.close_connection = True
                 self.wfile.write(body)
 
         do_HEAD = do_GET  # noqa: N815 - http.server's name

@@ -193,8 +193,10 @@ def graph_of(artifact: Artifact, name: str, precision: Precision) -> Graph:
     return artifact.graph(name, ENGINES[name].precisions[precision])
 
 
-def select_engine(artifact: Artifact, name: str, precision: Precision) -> str:
+def select_engine(artifact: Artifact | None, name: str, precision: Precision) -> str:
     """Return the name of the engine that `open_engine` opens; the arguments are the same.
+
+    Without an artifact, it is the one for an artifact with graphs for all engines.
 
     Raises:
         EngineError: The engine is unknown or unusable; the message gives the reason.
@@ -210,12 +212,14 @@ def select_engine(artifact: Artifact, name: str, precision: Precision) -> str:
     raise EngineError("; ".join(reasons))
 
 
-def _unusable(name: str, precision: Precision, artifact: Artifact) -> str | None:
+def _unusable(name: str, precision: Precision, artifact: Artifact | None) -> str | None:
     spec = ENGINES[name]
     if precision not in spec.precisions:
         return f"it supports only {', '.join(spec.precisions)}"
     dtype = spec.precisions[precision]
-    if (name, dtype) not in {(graph.engine, graph.dtype) for graph in artifact.manifest.graphs}:
+    if artifact is not None and (name, dtype) not in {
+        (graph.engine, graph.dtype) for graph in artifact.manifest.graphs
+    }:
         options = _EXPORT_OPTIONS.get(dtype, f"--target {spec.target} --dtype {dtype}")
         return (
             f"the artifact {artifact.path.name} has no graph for {name} in {dtype}; "

@@ -1,8 +1,10 @@
 """`vitrine-export`: export a Transformer encoder to an artifact for `vitrine-serve`."""
 
 import argparse
+import errno
 import importlib.util
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -183,7 +185,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report=lambda line: print(_printable(line), flush=True),
         )
     except (SourceError, CheckpointError, ArtifactError, EngineError, OSError) as error:
-        print(f"vitrine-export: {_printable(str(error))}", file=sys.stderr)
+        print(f"vitrine-export: {_printable(_reason(error, options.out))}", file=sys.stderr)
         return 1
     print(_table(parity))
     for graph in artifact.manifest.graphs:
@@ -202,6 +204,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _printable(text: str) -> str:
     """Return text as one line: names from a model's files can have any characters."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _reason(error: Exception, out: Path) -> str:
+    # NumPy's error about a file that is written in part has no number.
+    is_partial = re.fullmatch(r"\d+ requested and \d+ written", str(error)) is not None
+    if is_partial or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+        return (
+            f"no space is left on the disk of {out.parent}, or on that of the hub's files "
+            "(HF_HOME): free some, or choose a folder on another disk"
+        )
+    return str(error)
 
 
 def _lines(file: Path) -> list[str]:

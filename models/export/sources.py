@@ -153,7 +153,10 @@ def _package_folder(name: str) -> Path | None:
     folders = {Path(str(file.locate())).parent for file in files if file.name == "config.json"}
     models = [folder for folder in folders if any(folder.glob("*.safetensors"))]
     if len(models) != 1:
-        raise SourceError(f"the package {name} has {len(models)} model folders; one is required")
+        raise SourceError(
+            f"the package {name} has {len(models)} folders with config.json and safetensors; one "
+            "is required: name a folder"
+        )
     return models[0]
 
 
@@ -204,10 +207,13 @@ def _from_hub(model: str, revision: str | None) -> CheckpointSource:
         raise SourceError(f"{model} has no revision {revision}") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, httpx2.HTTPError) as error:
         refusal = error if isinstance(error, HfHubHTTPError) else error.__cause__
-        if isinstance(refusal, HfHubHTTPError) and refusal.response.status_code in (401, 403):
+        if isinstance(refusal, HfHubHTTPError):
+            status = refusal.response.status_code
             raise SourceError(
                 f"the hub denies access to {model}: set HF_TOKEN to a valid token of an account "
                 "that may read it"
+                if status in (401, 403)
+                else f"the hub fails with status {status}: try again later"
             ) from error
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise SourceError(

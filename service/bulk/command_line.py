@@ -12,11 +12,12 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
 from models.artifact import ArtifactError
-from models.engines import EngineError, Precision
+from models.engines import EngineError, Precision, select_engine
 from service.bulk.job import encode_files
 from service.bulk.options import (
     DTYPES,
@@ -30,6 +31,7 @@ from service.bulk.options import (
 from service.bulk.progress import Progress, ReportKind, as_json, duration, reporting
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.tokenizing.chunking import Chunking, Strategy
+from service.model_cache import absolute_if_local, artifact_of
 
 log = logging.getLogger("vitrine")
 
@@ -54,6 +56,10 @@ def _bytes(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError("a size must have the form 512M or 2G")
     return int(match[1]) * _UNITS[match[2]]
+
+
+def _model(text: str) -> Path:
+    return Path(str(absolute_if_local(text)))
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -103,7 +109,7 @@ def build_parser() -> argparse.ArgumentParser:
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that apply on one machine and on a cluster."""
     add = parser.add_argument
-    add("--model", type=Path, required=True, help="folder of an artifact by vitrine-export")
+    add("--model", type=_model, required=True, help="artifact, folder, installed package or hub id")
     texts = parser.add_mutually_exclusive_group()
     texts.add_argument(
         "--text-column", default="text", help="column with the texts (default: text)"
@@ -163,22 +169,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def options_of(values: Mapping[str, Any]) -> BulkOptions:
     """Return the settings of a job by the values of the command line.
 
+    A model that is no artifact is exported; see `artifact_of`.
+
     Raises:
-        OptionError: An option is invalid.
+        OptionError: An option is invalid, or a file of the model cannot be read.
+        EngineError: The engine is unknown or unavailable on this machine.
+        ArtifactError: The model cannot be found or exported; the message has the remedy.
     """
     values = {**values, "inputs": tuple(values["inputs"])}
     strategy = values.pop("chunking")
     size, overlap, late = (values.pop(name) for name in ("chunk_size", "chunk_overlap", "late"))
     values["chunking"] = None
-    if strategy is None:
-        if size is not None or overlap or late:
-            raise OptionError("--chunk-size, --chunk-overlap and --late need --chunking")
-        return BulkOptions(**values)
+    if strategy is not None:
+        try:
+            chunking = Chunking(strategy=strategy, size=size, overlap=overlap, late=late)
+        except InvalidInput as error:
+            raise OptionError(error.detail) from None
+        values |= {"chunking": chunking, "kind": values["kind"] or "chunks"}
+    elif size is not None or overlap or late:
+        raise OptionError("--chunk-size, --chunk-overlap and --late need --chunking")
+    options = BulkOptions(**values)
+    select_engine(None, options.engine, options.precision)  # before an export
     try:
-        chunking = Chunking(strategy=strategy, size=size, overlap=overlap, late=late)
-    except InvalidInput as error:
-        raise OptionError(error.detail) from None
-    return BulkOptions(**{**values, "chunking": chunking, "kind": values["kind"] or "chunks"})
+        path = artifact_of(options.model, options.engine, options.precision, cache=None)
+    except OSError as error:
+        raise OptionError(f"{options.model} cannot be read: {error}") from error
+    return replace(options, model=path)
 
 
 def run_command(
@@ -192,6 +208,7 @@ def run_command(
         encode: Runs the job, given a function that reports its progress.
     """
     logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)
+    logging.getLogger("vitrine.export").setLevel(logging.INFO)
 
     def failed(error: Exception, status: int) -> int:
         print(f"{name}: {error}", file=sys.stderr)

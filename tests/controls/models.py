@@ -166,7 +166,7 @@ GUARDS = (
     ),
     Guard(
         "models/export/__main__.py",
-        "{_printable(str(error))}",
+        "{_printable(_reason(error, options.out))}",
         "{error}",
         f"{_M}test_names_from_files_are_printed_on_one_line",
     ),

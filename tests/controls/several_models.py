@@ -376,7 +376,31 @@ GUARDS = (
         f"{_S}test_killed_exports_leave_nothing_that_a_later_start_takes",
     ),
     Guard(
-        "service/settings.py",
+        "service/model_cache.py",
+        ', "TMPDIR": str(work)}',
+        "}",
+        f"{_S}test_export_that_the_system_kills_ends_the_start_with_a_remedy",
+    ),
+    Guard(
+        "service/model_cache.py",
+        '        (work / "new").rename(path)',
+        '        shutil.copytree(work / "new", path)',
+        f"{_S}test_export_killed_before_any_change_of_a_file_leaves_nothing_that_a_later_start_takes",
+    ),
+    Guard(
+        "service/bulk/command_line.py",
+        '    add("--model", type=_model,',
+        '    add("--model", type=Path,',
+        f"{_S}test_bulk_encoding_takes_names_from_the_same_cache",
+    ),
+    Guard(
+        "service/__main__.py",
+        "        check_settings(settings)\n",
+        "",
+        "tests/service/test_wrong_starts.py::test_start_is_refused_before_an_export",
+    ),
+    Guard(
+        "service/model_cache.py",
         '    if isinstance(name, str) and name.startswith((".", "~")):',
         "    if False:",
         f"{_S}test_missing_folder_is_no_hub_id",

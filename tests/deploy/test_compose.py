@@ -66,14 +66,22 @@ def compose_command() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Containers of `compose up`."""
+    """Containers of `compose up`.
+
+    Attributes:
+        url: URL of the gateway.
+        environment: Variables of the compose file.
+        files: Further compose files.
+    """
 
     url: str
     environment: dict[str, str]
+    files: tuple[str, ...] = ()
 
     def compose(self, *arguments: str) -> str:
         profiles = ("--profile", "debug", "--profile", "export", "--profile", "monitoring")
-        files = ("-f", "deploy/compose.yaml", "-f", "tests/deploy/stand_ins.yaml")
+        names = ("deploy/compose.yaml", "tests/deploy/stand_ins.yaml", *self.files)
+        files = [part for name in names for part in ("-f", name)]
         return run(*compose_command(), *files, *profiles, *arguments, **self.environment)
 
     def containers(self, service: str) -> list[str]:
@@ -157,7 +165,7 @@ def deployment() -> Iterator[Deployment]:
         deployed.wait_until_served()
         yield deployed
     finally:
-        deployed.compose("down", "--volumes")
+        deployed.compose("down", "--volumes", "--remove-orphans")
 
 
 @contextmanager
@@ -399,3 +407,21 @@ def test_local_model_folder_is_exported_and_served(
     response = own.post("/encode", {"inputs": "a text"})
     assert response.status_code == 200
     assert len(response.json()["embeddings"][0]) == 384
+
+
+def test_model_is_exported_once_before_the_workers_start(
+    deployment: Deployment, minilm_folder: Path, tmp_path: Path
+) -> None:
+    source = {"volumes": [f"{minilm_folder.resolve()}:/source:ro"]}
+    mounts = tmp_path / "mounts.yaml"
+    mounts.write_text(yaml.safe_dump({"services": {"model": source, "encode": source}}))
+    environment = {**deployment.environment, "VITRINE_MODEL": "/source"}
+    own = Deployment(deployment.url, environment, ("deploy/compose.model.yaml", str(mounts)))
+    for _ in range(2):
+        own.compose("up", "-d", "--no-build", "gateway", "encode")
+        own.wait_for("encode", 1)
+        own.wait_until_served()
+    response = own.post("/encode", {"inputs": "a text"})
+    assert response.status_code == 200
+    assert response.json()["model"] == "source"
+    assert own.compose("logs", "model").count(" exporting ") == 1

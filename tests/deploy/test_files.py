@@ -9,7 +9,8 @@ from deploy.ray_serve import Arguments
 from service.settings import table, variable
 
 ROOT = Path(__file__).parents[2]
-COMPOSE = "".join((ROOT / f"deploy/{name}.yaml").read_text() for name in ("compose", "compose.gpu"))
+FILES = ("compose", "compose.gpu", "compose.model")
+COMPOSE = "".join((ROOT / f"deploy/{name}.yaml").read_text() for name in FILES)
 
 
 def test_environment_variables_of_the_images_are_settings() -> None:
@@ -58,6 +59,26 @@ def test_monitoring_reaches_its_services_over_the_networks_of_the_compose_file()
     for name in ("prometheus", "grafana", "jaeger"):
         assert services[name]["profiles"] == ["monitoring"]
         assert all(port.startswith("127.0.0.1:") for port in services[name]["ports"])
+
+
+def test_compose_exports_the_model_that_the_workers_serve() -> None:
+    files = [yaml.safe_load((ROOT / f"deploy/{name}.yaml").read_text()) for name in FILES]
+    services, model = files[0]["services"], files[2]["services"]["model"]
+    exported = model["environment"]
+    for name, default in (("MODEL__PATH", "MODEL"), ("ENGINE__PRECISION", "PRECISION")):
+        own, worker = (
+            settings[f"VITRINE_{name}"].partition(":")[0]
+            for settings in (exported, services["encode"]["environment"])
+        )
+        assert own == worker == f"${{VITRINE_{default}"
+    assert model["volumes"] == ["models:/models"]
+    assert services["encode"]["volumes"] == ["models:/models:ro"]
+    assert (
+        model.items() >= {key: services["export"][key] for key in ("cap_drop", "read_only")}.items()
+    )
+    for worker in ("encode", "debug"):
+        after = files[2]["services"][worker]["depends_on"]["model"]["condition"]
+        assert after == "service_completed_successfully"
 
 
 def test_workers_export_no_traces_by_default() -> None:

@@ -15,7 +15,9 @@ from models.engines import ENGINES
 from service.settings import EngineSettings, ServerSettings, table, variable
 from tests.deploy.test_monitoring import ROOT
 
-BASE, GPU, MONITOR = (ROOT / "deploy/kubernetes" / name for name in ("base", "gpu", "monitor"))
+BASE, GPU, MONITOR, MODEL = (
+    ROOT / "deploy/kubernetes" / name for name in ("base", "gpu", "monitor", "model")
+)
 # The oldest API with every field used, and the newest in kubernetes_validate.
 VERSIONS = ("1.25", "1.37")
 
@@ -92,6 +94,42 @@ def test_gpu_overlay_changes_only_device_image_and_autoscaling() -> None:
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
     assert spec["tolerations"][0]["key"] == "nvidia.com/gpu"
     assert [metric["type"] for metric in autoscaler(built)] == ["Resource", "Pods"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_job_exports_the_model_to_the_volume_of_the_pods(version: str) -> None:
+    job, claim, patch = (
+        yaml.safe_load((MODEL / f"{name}.yaml").read_text())
+        for name in ("job", "volume", "deployment")
+    )
+    for manifest in (job, claim):
+        kubernetes_validate.validate(manifest, version, strict=True)
+    pod, patched = job["spec"]["template"]["spec"], patch["spec"]["template"]["spec"]
+    [export], [encode] = pod["containers"], patched["containers"]
+    assert export["envFrom"] == encode["envFrom"]
+    for spec, container in ((pod, export), (patched, encode)):
+        assert spec["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        assert container["volumeMounts"][0]["mountPath"] == "/models"
+    # The network policy of the serving pods would keep it from the hub.
+    assert job["spec"]["template"]["metadata"]["labels"] != POD["metadata"]["labels"]
+    secured = {**pod["securityContext"]}
+    assert secured.pop("fsGroup") == POD["spec"]["securityContext"]["runAsGroup"]
+    assert secured == POD["spec"]["securityContext"]
+    assert export["securityContext"] == CONTAINER["securityContext"]
+
+
+@pytest.mark.kubectl
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+def test_overlay_with_a_job_serves_the_model_that_it_exports() -> None:
+    built = build(MODEL)
+    for manifest in built.values():
+        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+    [name] = built["ConfigMap"]["data"]
+    assert name in {variable(group, name) for group, name, _ in table()}
+    source = [{"configMapRef": {"name": built["ConfigMap"]["metadata"]["name"]}}]
+    for kind in ("Job", "Deployment"):
+        [container] = built[kind]["spec"]["template"]["spec"]["containers"]
+        assert container["envFrom"] == source
 
 
 def autoscaler(manifests: dict[str, Any]) -> list[dict[str, Any]]:

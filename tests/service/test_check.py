@@ -69,7 +69,9 @@ def test_check_names_every_problem_and_exits_with_status_2(tmp_path: Path) -> No
     assert status == 2
     assert out == ""
     keys, traces, model = errors.splitlines()
-    assert keys == "vitrine-serve: [Errno 2] No such file or directory: '/nowhere'"
+    assert keys == (
+        "vitrine-serve: auth.keys_file: /nowhere cannot be read: No such file or directory"
+    )
     assert "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf" in traces
     assert model.startswith(f"vitrine-serve: {tmp_path} is no model folder: it has no config.json")
 

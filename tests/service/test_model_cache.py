@@ -1,5 +1,6 @@
 """`vitrine-serve MODEL` exports what is not an artifact, once, and finds it in the cache later."""
 
+import errno
 import os
 import random
 import shutil
@@ -10,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import httpx2
 import numpy as np
@@ -24,12 +24,16 @@ from models.export.__main__ import main as export
 from models.export.sources import _PINNED
 from service import model_cache
 from service.__main__ import main as serve
-from service.model_cache import _export_options, with_artifacts
+from service.artifacts import with_artifacts
+from service.bulk.command_line import main as bulk
+from service.inference.model.opening import open_model
+from service.model_cache import _export_options
 from service.settings import EngineSettings, ModelSettings, ModelsSettings, ServedModel, Settings
 from tests.conftest import MINILM
 from tests.eventually import eventually
 from tests.hub import Hub, serving_hub
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer, write_json
+from tests.service.bulk.conftest import rows_of
 from tests.serving import PATIENCE_S, lines_until, outcome, process
 
 ID = "someone/tiny"
@@ -55,7 +59,7 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
     """The arguments of the exports, which run in this process, which has imported torch."""
     calls: list[Sequence[str]] = []
 
-    def run(arguments: Sequence[str], _lock: BinaryIO) -> None:
+    def run(arguments: Sequence[str], *_: object) -> None:
         calls.append(arguments)
         assert export(arguments) == 0
 
@@ -101,6 +105,23 @@ def test_folder_is_exported_once_and_again_when_a_file_changes(
     assert Artifact.load(second).manifest.prompts["query"] == "w4 "
     assert second != first
     assert len(exports) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family", ["mpnet", "xlm-roberta", "deberta-v2", "modernbert", "eurobert", "qwen3"]
+)
+async def test_folder_of_a_family_is_served_with_the_vectors_of_sentence_transformers(
+    family: str, cache: Path, exports: list[Sequence[str]], tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path / family, family)
+    save_tokenizer(tmp_path / family)
+    texts = ["w4 w5 w6", "w7"]
+    async with await open_model(find(tmp_path / family, cache)) as model:
+        vectors = (await model.encode(texts)).vectors
+    expected = SentenceTransformer(str(tmp_path / family), device="cpu").encode(texts)
+    np.testing.assert_allclose(vectors, expected, atol=1e-5)
+    assert len(exports) == 1
 
 
 def test_other_version_of_the_export_exports_again(
@@ -168,6 +189,56 @@ def test_new_version_of_the_export_keeps_the_commit_of_a_hub_id(
     assert len(exports) == 2
 
 
+def test_download_goes_on_where_a_connection_was_cut(
+    folder: Path,
+    cache: Path,
+    hub: Hub,
+    exports: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The library keeps complete blocks, of 10 MB; the whole file has fewer bytes.
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.add(ID, folder)
+    hub.cut = "model.safetensors"
+    copied = find(ID, cache) / "source/model.safetensors"
+    weights = (folder / "model.safetensors").read_bytes()
+    assert copied.read_bytes() == weights
+    assert hub.ranges == [f"bytes={len(weights) // 2 // 1000 * 1000}-"]
+    assert len(exports) == 1
+
+
+def test_private_model_is_exported_with_the_token_of_the_environment(
+    folder: Path,
+    cache: Path,
+    hub: Hub,
+    exports: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hub.add(ID, folder)
+    hub.token = "hf_secret"  # noqa: S105
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    assert Artifact.load(find(ID, cache)).manifest.source == ID
+    assert len(exports) == 1
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "full"), OSError("9 requested and 8 written")]
+)
+def test_full_disk_is_named_with_a_remedy(
+    error: OSError,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("models.export.exporter.export", fail)
+    assert export([str(folder), "--out", str(tmp_path / "new")]) == 1
+    assert f"no space is left on the disk of {tmp_path}, or" in capsys.readouterr().err
+
+
 def test_several_models_have_the_same_names(
     folder: Path, small_artifact: Artifact, cache: Path, exports: list[Sequence[str]]
 ) -> None:
@@ -179,6 +250,34 @@ def test_several_models_have_the_same_names(
     assert [spec.path for spec in specs] == [exported, small_artifact.path, exported]
     assert [spec.options.name for spec in specs] == ["a", "b", "c"]
     assert len(exports) == 1
+
+
+def test_bulk_encoding_takes_names_from_the_same_cache(
+    folder: Path,
+    cache: Path,
+    exports: list[Sequence[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("VITRINE_MODELS__CACHE", str(cache))
+    (tmp_path / "texts.txt").write_text("w1 w2\nw3\n")
+
+    def encode(output: str, model: str, *options: str) -> int:
+        arguments = (str(tmp_path / "texts.txt"), str(tmp_path / output), "--model", model)
+        return bulk([*arguments, "--progress", "none", *options])
+
+    assert encode("first", str(folder)) == 0
+    monkeypatch.chdir(folder.parent)
+    assert encode("second", "./tiny") == encode("third", str(find(folder, cache))) == 0
+    assert len(exports) == 1
+    tables = [rows_of(tmp_path / name) for name in ("first", "second", "third")]
+    assert tables[0].num_rows == 2
+    assert tables[0] == tables[1] == tables[2]
+    assert encode("fourth", "./nowhere") == 2
+    assert "nowhere does not exist; a model is a folder, an installed" in capsys.readouterr().err
+    assert encode("fourth", "./tiny", "--engine", "tensorrt") == 2
+    assert "unknown engine 'tensorrt'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -231,15 +330,6 @@ def test_unknown_home_directory_is_named() -> None:
         ModelSettings.model_validate({"path": "~nobody-here/model"})
 
 
-def test_revision_of_a_local_model_is_refused(
-    folder: Path, cache: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder.parent)
-    with pytest.raises(ArtifactError, match=r"^a revision is for hub models; tiny is a folder$"):
-        find("tiny@v1", cache)
-    assert hub.requests == []
-
-
 def test_command_takes_a_name_and_refresh(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,36 +342,6 @@ def test_command_takes_a_name_and_refresh(
     assert capsys.readouterr().err == f"vitrine-serve: {ID}@v1, True\n"
 
 
-# Files of a folder that can be no checkpoint, and the sentence about it.
-NO_CHECKPOINTS = {
-    "empty": ((), "has no config.json; save a model there with model.save_pretrained(folder)"),
-    "gguf": (("model-q4.gguf",), "weights as GGUF, and no safetensors; name the model that"),
-    "onnx": (
-        ("config.json", "onnx/model.onnx"),
-        "weights as ONNX, and no safetensors; name the model that they were converted",
-    ),
-    "pickle": (
-        ("config.json", "pytorch_model.bin", "onnx/model.onnx"),
-        "weights as pickles, and no safetensors; loading a pickle can run code. Convert them to",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", NO_CHECKPOINTS)
-def test_folder_without_a_checkpoint_is_refused_with_a_remedy(
-    kind: str, tmp_path: Path, cache: Path
-) -> None:
-    names, sentence = NO_CHECKPOINTS[kind]
-    (tmp_path / kind).mkdir()
-    for name in names:
-        (tmp_path / kind / name).parent.mkdir(exist_ok=True)
-        (tmp_path / kind / name).write_bytes(b"{}")
-    with pytest.raises(ArtifactError) as raised:
-        find(tmp_path / kind, cache)
-    assert sentence in str(raised.value)
-    assert not cache.exists()
-
-
 @pytest.mark.parametrize("name", ["/nowhere", "./nowhere", "~/nowhere"])
 def test_missing_folder_is_no_hub_id(name: str, cache: Path, hub: Hub) -> None:
     with pytest.raises(ArtifactError, match=r"nowhere does not exist; a model is a folder, an ins"):
@@ -289,74 +349,18 @@ def test_missing_folder_is_no_hub_id(name: str, cache: Path, hub: Hub) -> None:
     assert hub.requests == []
 
 
-def test_start_without_a_model_names_the_command(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_export_that_the_system_kills_ends_the_start_with_a_remedy(
+    folder: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ArtifactError, match=r"no model is named, .*: run vitrine serve MODEL"):
-        with_artifacts(Settings())
-
-
-def test_cache_that_cannot_be_written_is_refused_with_the_setting(
-    folder: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ArtifactError, match="set VITRINE_MODELS__CACHE to a folder that this"):
-        find(folder, tmp_path / "file")
-
-
-WITHOUT_TORCH = "import sys; sys.modules['torch'] = None"
-# What the child process refuses: the model, environment variables, and the sentence.
-REFUSALS = {
-    "unsupported": ("gpt2", {}, "model_type 'gpt2' is not supported; supported: albert, bert"),
-    "no packages": (
-        "tiny",
-        {"PYTHONPATH": "hooks"},
-        "PyTorch is not installed: run pip install '.[torch]' in the source folder, or run "
-        "vitrine-export MODEL --out FOLDER",
-    ),
-    "no network": (
-        ID,
-        {"HF_ENDPOINT": "http://127.0.0.1:1"},
-        f"the Hugging Face hub cannot be reached. Allow access to the hub, or run vitrine-export "
-        f"{ID} --out FOLDER",
-    ),
-    "offline": (ID, {"HF_HUB_OFFLINE": "1"}, "cannot be reached (HF_HUB_OFFLINE is set)"),
-    "unknown": ("someone/nothing", {}, "nor a model on the hub; a private model needs HF_TOKEN"),
-    "revision": (f"{ID}@v9", {}, f"{ID} has no revision v9"),
-    "gated": ("someone/gated", {}, "is gated: accept its terms on the hub and set HF_TOKEN"),
-    "token": ("someone/private", {}, "the hub denies access to someone/private: set HF_TOKEN to"),
-    "no weights": ("someone/gguf", {}, "has no safetensors on the hub; pickles"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", REFUSALS)
-def test_failed_export_ends_the_start_with_one_sentence(
-    case: str, folder: Path, cache: Path, hub: Hub, tmp_path: Path
-) -> None:
-    name, environment, sentence = REFUSALS[case]
-    edit_json(shutil.copytree(folder, tmp_path / "gpt2") / "config.json", model_type="gpt2")
-    (tmp_path / "hooks").mkdir()
-    (tmp_path / "hooks/sitecustomize.py").write_text(WITHOUT_TORCH)
-    write_json(tmp_path / "gguf/config.json", {})
-    hub.add(ID, folder)
-    hub.add("someone/gguf", tmp_path / "gguf")
-    hub.refusals["someone/gated"] = (403, {"X-Error-Code": "GatedRepo"})
-    invalid = "Invalid credentials in Authorization header"
-    hub.refusals["someone/private"] = (401, {"X-Error-Message": invalid})
-    if "PYTHONPATH" in environment:
-        hooks = f"{tmp_path / 'hooks'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        environment = {"PYTHONPATH": hooks}
-    model = name if "/" in name else str(tmp_path / name)
-    with process("-m", "service", model, **environment, **cache_in(cache)) as started:
-        status, errors = outcome(started)
-    assert status == 2
-    last = errors.splitlines()[-1]
-    place = ", which is no folder or package here," if "/" in name else ""
-    assert last.startswith(f"vitrine-serve: {model.partition('@')[0]}{place} cannot be exported: ")
-    assert sentence in last
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\ntouch "$TMPDIR/left"\nkill -KILL $$\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with pytest.raises(ArtifactError, match="killed, as the system does when memory is short: run"):
+        find(folder, cache)
     assert [path.name for path in cache.glob("*/*")] == ["lock"]
+    assert not (tmp_path / "left").exists()
 
 
 def cache_in(cache: Path) -> dict[str, str]:
@@ -416,7 +420,7 @@ def has_ended(pid: int) -> bool:
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only: reads /proc")
 def test_killed_exports_leave_nothing_that_a_later_start_takes(folder: Path, cache: Path) -> None:
     moments = random.Random(7)  # noqa: S311 - no secret
-    for kills_child in (True, False, True):
+    for killed in ("both", "the start", "the export"):
         # Killed with so many files written, of the dozen of an artifact.
         count = moments.randrange(12)
         with process("-m", "service", str(folder), **cache_in(cache)) as started:
@@ -427,15 +431,31 @@ def test_killed_exports_leave_nothing_that_a_later_start_takes(folder: Path, cac
                 return len(list(cache.glob("tiny/.*/**/*"))) >= files or has_ended(child)
 
             eventually(is_due)
-            started.kill()
-            if kills_child:
-                os.kill(child, signal.SIGKILL)
+            if killed != "the export":
+                started.kill()
+            if killed != "the start":
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
     start = checking(folder, cache)
     errors = start.communicate()[1]
     assert start.returncode == 0, errors
     names = [path.name for path in (cache / "tiny").iterdir()]
     assert len(names) == 2  # the artifact, and the lock
     assert not any(name.startswith(".") for name in names)
+
+
+@pytest.mark.slow
+def test_export_killed_before_any_change_of_a_file_leaves_nothing_that_a_later_start_takes(
+    folder: Path, cache: Path, exports: list[Sequence[str]], tmp_path: Path
+) -> None:
+    artifact = shutil.copytree(find(folder, cache), tmp_path / "artifact")
+    command = [sys.executable, "-m", "tests.service.killed_exports"]
+    done = subprocess.run(
+        [*command, folder, tmp_path / "caches", artifact], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 2
+    assert len(exports) == 1
 
 
 @pytest.mark.slow

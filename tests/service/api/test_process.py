@@ -209,28 +209,12 @@ def test_public_address_with_keys_logs_no_warning_and_a_curl_command_with_a_key(
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"VITRINE_ENGINE__NAME": "tensorrt"}, "unknown engine 'tensorrt'"),
-    ],
-)
-def test_failed_startup_exits_with_the_reason(
-    small_artifact: Artifact, environment: dict[str, str], message: str
-) -> None:
-    settings = {"VITRINE_MODEL__PATH": str(small_artifact.path), **environment}
-    with process(**settings) as started:
-        status, errors = outcome(started)
-    assert status == 1
-    assert message in errors
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
         ({"VITRINE_SERVER__PORT": "http"}, "server.port: Input should be a valid integer"),
         ({"VITRINE_SERVER__PROT": "1"}, "VITRINE_SERVER__PROT is not a setting"),
         ({"VITRINE_MODEL_PATH": "x"}, "not a setting; did you mean VITRINE_MODEL__PATH?"),
         ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is not a setting"),
         ({"VITRINE_ENGINE__PRECISION": "int4"}, "engine.precision: Input should be 'float32'"),
-        ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "No such file or directory: '/nowhere'"),
+        ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "/nowhere cannot be read: No such file or dir"),
         ({"VITRINE_AUTH__KEYS": "[{"}, "VITRINE_AUTH__KEYS is not JSON"),
         ({"VITRINE_MODEL__PATH": "/nowhere"}, "the folder /nowhere does not exist"),
         ({"VITRINE_MODEL": "x"}, "those of its group are VITRINE_MODEL__NAME"),

@@ -1,0 +1,250 @@
+"""A start that cannot succeed ends with one sentence: the problem, and the limit or the remedy.
+
+The service first reads its settings, then its models, and opens them while its port is open.
+"""
+
+import json
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from models.artifact import Artifact
+from tests.hub import Hub, serving_hub
+from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
+from tests.serving import outcome, process
+
+ID = "someone/tiny"
+# Files of folders without a checkpoint.
+FOLDERS = {
+    "empty": (),
+    "gguf": ("config.json", "model-q4.gguf"),
+    "onnx": ("config.json", "onnx/model.onnx"),
+    "pickle": ("config.json", "pytorch_model.bin", "onnx/model.onnx"),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory, small_artifact: Artifact) -> Path:
+    """The current directory of the starts."""
+    folder = tmp_path_factory.mktemp("models")
+    save_checkpoint(folder / "tiny", "bert", num_hidden_layers=1)
+    save_tokenizer(folder / "tiny")
+    for model_type in ("gpt2", "vit", "unheard-of"):
+        copied = shutil.copytree(folder / "tiny", folder / model_type)
+        edit_json(copied / "config.json", model_type=model_type)
+    for name, files in FOLDERS.items():
+        (folder / name).mkdir()
+        for file in files:
+            (folder / name / file).parent.mkdir(exist_ok=True)
+            (folder / name / file).write_bytes(b"{}")
+    for name in ("artifact", "damaged", "newer", "incomplete"):
+        shutil.copytree(small_artifact.path, folder / name)
+    with (folder / "damaged/model.weights").open("r+b") as weights:
+        weights.write(b"damaged")
+    edit_json(folder / "newer/manifest.json", format=99)
+    (folder / "incomplete/model.onnx").unlink()
+    (folder / "keys.json").write_text("[]")
+    (folder / "keys.json").chmod(0o666)
+    (folder / "hooks").mkdir()
+    (folder / "hooks/sitecustomize.py").write_text("import sys; sys.modules['torch'] = None")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hub(models: Path) -> Iterator[Hub]:
+    with serving_hub() as hub:
+        hub.add(ID, models / "tiny")
+        hub.add("someone/gguf", models / "gguf")
+        hub.refusals["someone/gated"] = (403, {"X-Error-Code": "GatedRepo"})
+        invalid = "Invalid credentials in Authorization header"
+        hub.refusals["someone/private"] = (401, {"X-Error-Message": invalid})
+        hub.refusals["someone/broken"] = (500, {})
+        yield hub
+
+
+@pytest.fixture
+def used_port() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        yield str(other.getsockname()[1])
+
+
+def keys(*values: str) -> dict[str, str]:
+    return {"VITRINE_AUTH__KEYS": json.dumps([{"name": "app", "key": key} for key in values])}
+
+
+def served(*names: str) -> dict[str, str]:
+    return {"VITRINE_MODELS__SERVED": json.dumps([{"path": name} for name in names])}
+
+
+# Options, environment variables, and a part of the sentence.
+Start = tuple[str, dict[str, str], str]
+SETTINGS: dict[str, Start] = {
+    "variable": ("tiny", {"VITRINE_SERVER__PROT": "1"}, "did you mean VITRINE_SERVER__PORT?"),
+    "option": ("tiny --server.prot 1", {}, "did you mean --server.port?"),
+    "precision": ("tiny --engine.precision int4", {}, "should be 'float32', 'float16', 'bfloat16'"),
+    "engine": ("tiny --engine.name tensorrt", {}, "engines: auto, cuda, onnxruntime, openvino"),
+    "no GPU": ("tiny --engine.name cuda", {}, "CPUs only; uninstall it and install Vitrine with"),
+    "half": ("tiny --engine.precision float16", {}, "openvino in float16 is not usable: it suppor"),
+    "used port": ("tiny --server.port USED", {}, "already in use; choose another with --server.po"),
+    "port": ("tiny --server.port 80000", {}, "server.port: Input should be less than or equal to"),
+    "host": ("tiny --server.host 192.0.2.1", {}, "requested address; choose another with --server"),
+    "no keys": (
+        "tiny --auth.keys_file no.json",
+        {},
+        "auth.keys_file: no.json cannot be read: No s",
+    ),
+    "open keys": ("tiny --auth.keys_file keys.json", {}, "writable by others; run chmod o-w on it"),
+    "short key": ("tiny", keys("short"), "auth.keys.0.key: a key must have at least 16 printable"),
+    "equal keys": ("tiny", keys("k" * 16, "k" * 16), "are equal; every key must be unique"),
+    "gradients": (
+        "tiny --server.host 0.0.0.0 --debug.enabled true",
+        {},
+        "set API keys, or set debug.enabled to false",
+    ),
+    "route": ("tiny --model.name rerank", {}, "is ambiguous in paths under /tei: the last part"),
+    "traces": (
+        "tiny",
+        {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1]", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+        "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf",
+    ),
+    "two settings": ("tiny --models.folder .", {}, "models.folder and models.served are exclusive"),
+    "no artifacts": ("--models.folder onnx", {}, "onnx has no folder with an artifact of vitrine-"),
+}
+MODELS: dict[str, Start] = {
+    "none": (
+        "",
+        {},
+        "no model is named, and artifacts/all-MiniLM-L6-v2 does not exist: run vitrine",
+    ),
+    "no folder": (
+        "./none",
+        {},
+        "none does not exist; a model is a folder, an installed package or",
+    ),
+    "empty": (
+        "empty",
+        {},
+        "has no config.json; save a model there with model.save_pretrained(folder)",
+    ),
+    "gguf": ("gguf", {}, "has weights as GGUF, and no safetensors; name the model that they were"),
+    "onnx": ("onnx", {}, "has weights as ONNX, and no safetensors; name the model that they were"),
+    "pickle": (
+        "pickle",
+        {},
+        "loading a pickle can run code. Convert them to safetensors with model",
+    ),
+    "package": (
+        "pytest",
+        {},
+        "has 0 folders with config.json and safetensors; one is required: name",
+    ),
+    "revision": ("tiny@v1", {}, "a revision is for hub models; tiny is a folder"),
+    "cache": ("tiny --models.cache keys.json", {}, "set VITRINE_MODELS__CACHE to a folder that th"),
+}
+# Those that the export refuses.
+EXPORTS: dict[str, Start] = {
+    "causal": (
+        "gpt2",
+        {},
+        "model_type 'gpt2' is not supported; supported: albert, bert, camembert",
+    ),
+    "vision": ("vit", {}, "model_type 'vit' is not supported; supported: albert, bert, camembert"),
+    "unknown": ("unheard-of", {}, "model_type 'unheard-of' is not supported; supported: albert"),
+    "no packages": (
+        "tiny",
+        {"PYTHONPATH": "hooks"},
+        "PyTorch is not installed: run pip install '.[torch]' in the source folder, or run vitrine",
+    ),
+    "no network": (
+        ID,
+        {"HF_ENDPOINT": "http://127.0.0.1:1"},
+        f"cannot be reached. Allow access to the hub, or run vitrine-export {ID} --out FOLDER wher",
+    ),
+    "offline": (
+        ID,
+        {"HF_HUB_OFFLINE": "1"},
+        "cannot be reached (HF_HUB_OFFLINE is set). Allow acc",
+    ),
+    "mistyped": ("someone/tinny", {}, "nor a model on the hub; a private model needs HF_TOKEN"),
+    "no revision": (f"{ID}@v9", {}, f"{ID} has no revision v9"),
+    "gated": ("someone/gated", {}, "is gated: accept its terms on the hub and set HF_TOKEN"),
+    "token": ("someone/private", {}, "denies access to someone/private: set HF_TOKEN to a valid"),
+    "broken hub": ("someone/broken", {}, "the hub fails with status 500: try again later"),
+    "hub gguf": ("someone/gguf", {}, "has no safetensors on the hub; pickles (pytorch_model.bin)"),
+}
+# Those that are found while a model is loaded.
+LOADS: dict[str, Start] = {
+    "damaged": ("damaged", {}, "its SHA-256 differs from the manifest's; export again"),
+    "newer": ("newer", {}, "manifest.json has format 99; format 8 is required: export again"),
+    "incomplete": (
+        "incomplete",
+        {},
+        "the artifact incomplete lacks file model.onnx: copy or export it",
+    ),
+    "names": ("", served("artifact", "artifact"), "the name 'small'; every name must be unique"),
+    "default": ("artifact --models.default e5", {}, "the default model 'e5' is not a served model"),
+    "budget": ("artifact --models.max_bytes 10", {}, "bytes of weights; the budget is 10 bytes"),
+}
+
+
+def refused(
+    case: Start, models: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> tuple[int, str]:
+    """Start the service in vain, and return its exit status and what it says."""
+    options, environment, _ = case
+    monkeypatch.chdir(models)
+    path = [environment.get("PYTHONPATH", ""), os.environ.get("PYTHONPATH", "")]
+    variables = {
+        "HF_ENDPOINT": hub.url,
+        "HF_HOME": str(models / "hf"),
+        "VITRINE_MODELS__CACHE": str(models / "cache"),
+        **environment,
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+    }
+    with process("-m", "service", *options.split(), **variables) as started:
+        return outcome(started)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SETTINGS | MODELS)
+def test_start_is_refused_before_an_export(
+    case: str, models: Path, hub: Hub, used_port: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, environment, sentence = start = (SETTINGS | MODELS)[case]
+    start = options.replace("USED", used_port), environment, sentence
+    status, errors = refused(start, models, hub, monkeypatch)
+    assert status == 2
+    [line] = errors.splitlines()
+    assert line.startswith("vitrine-serve: ")
+    assert sentence in line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", EXPORTS)
+def test_export_that_fails_ends_the_start(
+    case: str, models: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, errors = refused(EXPORTS[case], models, hub, monkeypatch)
+    name = EXPORTS[case][0].partition("@")[0]
+    place = ", which is no folder or package here," if "/" in name else ""
+    last = errors.splitlines()[-1]
+    assert status == 2
+    assert last.startswith(f"vitrine-serve: {name}{place} cannot be exported: ")
+    assert EXPORTS[case][2] in last
+    assert {path.name for path in (models / "cache").glob("*/*")} == {"lock"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", LOADS)
+def test_model_that_cannot_be_loaded_ends_the_start(
+    case: str, models: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, errors = refused(LOADS[case], models, hub, monkeypatch)
+    assert status == 1
+    [line] = errors.splitlines()
+    assert " CRITICAL cannot start: " in line
+    assert LOADS[case][2] in line
