@@ -87,6 +87,9 @@ HEALTHCHECK --interval=10s --timeout=3s --start-period=60s \
 ENTRYPOINT ["vitrine-serve"]
 
 FROM server AS full
+# The first start of a model downloads and exports it.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=600s \
+  CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz')"]
 COPY --from=packages-debug /opt/vitrine /opt/vitrine
 COPY --from=artifact /artifacts/debug /model
 

@@ -143,8 +143,12 @@ def check_port(host: str, port: int) -> None:
         OSError: The port is in use, or the address is none of this machine.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        socket.create_server(address[:2], family=family).close()
+        # An empty host is every address, as for asyncio.
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+        for family, _, _, _, address in found:
+            socket.create_server(address[:2], family=family).close()
     except OSError as error:
         reason = (error.strerror or "").partition(" (")[0]  # without the address
         raise OSError(

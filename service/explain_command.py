@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ArtifactError, EngineError, VitrineError, ValueError, OSError) as error:
         print(printable(f"vitrine explain: {error}"), file=sys.stderr)
         return 2
-    print(result)
+    print(printable(result))  # labels are those of the model
     for own in effects:
         print()
         print("\n".join(_lines(options.texts[own.text], own, has_colours=has_colours)))

@@ -212,7 +212,10 @@ class LimitSettings(_Group):
     """Limits of a request."""
 
     max_inputs: int = Field(
-        2048, ge=1, description="Maximum number of inputs, and of their chunks, per request"
+        2048,
+        ge=1,
+        description="Maximum number of inputs per request, of their chunks, and of their pairs "
+        "with candidate labels",
     )
     max_chars: int = Field(100_000, ge=1, description="Maximum number of characters per text")
     max_token_vectors: int = Field(

@@ -50,6 +50,8 @@ PromptName = Annotated[str, StringConstraints(max_length=256)] | None
 RawScores = Annotated[
     bool, Field(description="Whether scores are logits, before the model's activation function")
 ]
+# Maximum number of candidate labels of a request.
+MAX_CANDIDATES = 1024
 CandidateLabel = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 HypothesisTemplate = Annotated[str, StringConstraints(max_length=1024)]
 
@@ -74,6 +76,7 @@ class ClassifyRequest(BaseModel):
     candidate_labels: list[CandidateLabel] | None = Field(
         None,
         min_length=1,
+        max_length=MAX_CANDIDATES,
         description="Labels to score texts with, in place of the model's, by a model of language "
         "inference, one of whose labels begins with `entail`; each pair of a text and a label "
         "counts as an input; null: the model's labels",
@@ -81,7 +84,7 @@ class ClassifyRequest(BaseModel):
     hypothesis_template: HypothesisTemplate = Field(
         CandidateLabels.hypothesis_template,
         description="What the model says of a text if a candidate label holds: `{}` stands for the "
-        "label, and braces are doubled",
+        "label, once, and braces are doubled",
     )
     multi_label: bool = Field(
         False,

@@ -72,8 +72,8 @@ class _Options(BaseModel):
 
     priority: Priority = Field(
         "bulk",
-        description="Priority of the variants that are scored for the explanations; in requests of "
-        "the priority bulk always bulk",
+        description="Priority of the variants that are scored for the explanations, and of few "
+        "short texts, beside which they run; in requests of the priority bulk always bulk",
     )
 
     def option(self) -> Deletion:

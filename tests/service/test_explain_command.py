@@ -101,11 +101,20 @@ def test_escape_sequences_of_a_text_are_not_printed(
     assert "\x1b" not in explained(capsys, small_artifact.path, "a cat", "a \x1b[31mcat")
 
 
+def test_escape_sequences_of_a_label_are_not_printed(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    small_artifact: Artifact,
+) -> None:
+    monkeypatch.setattr(explain_command, "_explained", lambda *_: ("\x1b]0;owned\x07 0.5", []))
+    assert "\x1b" not in explained(capsys, small_artifact.path, "a", "b")
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
         (["a", "b", "c"], "3 texts; give two, or one to label"),
-        (["a", "b", "--model", "no/such/folder"], "vitrine explain: "),
+        (["a", "b", "--model", "./no-such-folder"], "no-such-folder does not exist"),
         (["a", "b", "--by", "letters"], "invalid choice: 'letters'"),
     ],
 )

@@ -55,7 +55,7 @@ async def predict(request: Request, state: State) -> Response:
     body = await read_request(request, state, PredictRequest)
     inputs = non_empty(body.input_list())
     model, options = await named_model_with_options(request, state)
-    candidates = body.parameters.candidates()
+    candidates = None if body.parameters is None else body.parameters.candidates()
     work = model.classify(inputs, candidates=candidates, on_overflow=body.on_overflow(), **options)
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_predictions_json, result, body)
@@ -84,7 +84,8 @@ def _ranks_json(result: PairScores, body: TEIRerankRequest) -> bytes:
 
 
 def _predictions_json(result: Classification, body: PredictRequest) -> bytes:
-    is_chosen = body.parameters.candidate_labels and not body.raw_scores
+    has_candidates = body.parameters is not None and body.parameters.candidate_labels
+    is_chosen = has_candidates and not body.raw_scores
     scores = (result.scores if is_chosen else _scores(result, body.raw_scores)).tolist()
     predictions = [
         [{"score": row[column], "label": result.labels[column]} for column in best]

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
-from service.api.classify_schemas import CandidateLabel, HypothesisTemplate
+from service.api.classify_schemas import MAX_CANDIDATES, CandidateLabel, HypothesisTemplate
 from service.api.schemas import Ids, as_list
 from service.inference.call_options import OnOverflow
 from service.inference.model.zero_shot import CandidateLabels
@@ -190,7 +190,10 @@ class PredictParameters(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     candidate_labels: list[CandidateLabel] | None = Field(
-        None, min_length=1, description="Labels to score texts with, in place of the model's"
+        None,
+        min_length=1,
+        max_length=MAX_CANDIDATES,
+        description="Labels to score texts with, in place of the model's",
     )
     hypothesis_template: HypothesisTemplate | None = None
     multi_label: bool | None = None
@@ -228,7 +231,7 @@ class PredictRequest(Truncation):
     raw_scores: bool = Field(
         False, description="Whether scores are logits, without softmax or sigmoid"
     )
-    parameters: PredictParameters = PredictParameters()
+    parameters: PredictParameters | None = None
 
     @property
     def is_batch(self) -> bool:

@@ -46,7 +46,8 @@ class Deletion:
         seed: Random seed of the subsets of units in these texts.
         pairs: Number of best units of each text of which each pair is left out, one of the query
             and one of the document, with `of="both"`; 0: none.
-        priority: Priority of the variants. In a call of the priority "bulk" it is always "bulk".
+        priority: Priority of the variants, and of few short texts, beside which they run. In a call
+            of the priority "bulk" it is always "bulk".
         label: Label whose score is explained by `Model.classify`; None: the best of each input.
         max_tokens: Maximum number of tokens of all variants that are scored for the explanations of
             a call; None: `MAX_TOKENS`, or with `by="auto"` 16 times those of the explained texts,

@@ -1,7 +1,6 @@
 """What a repr and a notebook show of an explanation: its texts, and the numbers of their units."""
 
 from collections.abc import Mapping, Sequence
-from textwrap import shorten
 from typing import Protocol
 
 from service.inference.explain.notebook_html import Chip, Passage, explanation_html, shown, signed
@@ -89,11 +88,15 @@ def text_summary_of(text: ExplainedText) -> str:
     kind, chips = next(iter(text.rows.items()))
     largest = sorted(chips, key=lambda chip: -abs(chip.value or 0.0))[:_IN_REPR]
     named = (
-        f"{shorten(text.content[start:end], 40, placeholder='...')!r} {signed(value)}"
-        for start, end, value, _ in largest
+        f"{_short(text.content[start:end])!r} {signed(value)}" for start, end, value, _ in largest
     )
     count = f"{len(chips)} {kind}"
     return f"{count}: {', '.join(named)}" if chips else count
+
+
+def _short(text: str, most: int = 40) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def _texts(explanation: Explanation) -> Sequence[ExplainedText]:

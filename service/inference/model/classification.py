@@ -56,9 +56,12 @@ class Classification:
         return len(self.scores)
 
     def __getitem__(self, index: int) -> dict[str, float]:
-        """Return the score of each label of an input, the best first."""
+        """Return the score of each label of an input, the best first; of equal names the best."""
         order = np.argsort(-self.logits[index], kind="stable").tolist()
-        return {self.labels[label]: float(self.scores[index, label]) for label in order}
+        best: dict[str, float] = {}
+        for label in order:
+            best.setdefault(self.labels[label], float(self.scores[index, label]))
+        return best
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         return np.array(self.scores, dtype, copy=copy)

@@ -159,9 +159,12 @@ class DeletionPlanner:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of all inputs to explain."""
+        """The texts of all inputs to explain, each once, with candidate labels in pairs."""
         inputs = [self.inputs[index] for index in self.order]
-        return [text for own in inputs for text in _texts_of(own)]
+        texts = [*dict.fromkeys(text for own in inputs for text in _texts_of(own))]
+        if self.candidates is None:
+            return texts
+        return [f"{text} {own}" for text in texts for own in self.candidates.hypotheses]
 
     @property
     def max_tokens(self) -> int:

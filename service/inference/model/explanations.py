@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from service.inference.call_options import CallOptions
-from service.inference.errors import InvalidInput
+from service.inference.errors import InvalidInput, Overloaded
 from service.inference.explain.deletion import highlights_of
 from service.inference.explain.options import Deletion, Highlights
 from service.inference.model.classification import Classification
@@ -25,7 +25,11 @@ from service.inference.model.scoring import (
     repeated,
     score,
 )
-from service.inference.model.zero_shot import CandidateLabels, classify_by_candidates
+from service.inference.model.zero_shot import (
+    CandidateLabels,
+    check_candidates,
+    classify_by_candidates,
+)
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.metrics import observe_stages
 from service.inference.results.vectors import Stages
@@ -39,6 +43,8 @@ Run = Callable[[Sequence[Input]], Awaitable[Values]]
 # sentences alone and left out, or all words of a sentence; those of highlights to score each
 # sentence alone, and to leave out the best four of ten.
 _AUTO, _HIGHLIGHTS = (16, 4000), (8, 1000)
+# Maximum number of characters of texts beside which variants run. More texts keep all cores busy.
+_BESIDE_CHARS = 4000
 
 
 async def explain_scores(
@@ -77,9 +83,9 @@ async def explain_scores(
         rest = limits, 0, None, planner.options, planner.count
         return _values_of_scores(await score(model, first, second, *rest))
 
-    own = replace(options, priority=planner.options.priority)
-    texts = asyncio.create_task(score(model, queries, documents, limits, 0, None, own))
     order = None if best is None else partial(PairScores.ranking, limit=best)
+    own = _options_of_texts(options, planner, order)
+    texts = asyncio.create_task(score(model, queries, documents, limits, 0, None, own))
     try:
         explained = await _explained(texts, _values_of_scores, order, planner, run)
     except InvalidInput as error:
@@ -119,6 +125,8 @@ async def explain_labels(
     if deletion.of != "document" or deletion.top_n is not None:
         name = "top_n" if deletion.top_n is not None else "of"
         raise InvalidInput(f"{name} is for scores of documents", pointer=f"/explain/{name}")
+    if candidates is not None:
+        check_candidates(model, len(inputs), candidates)
     planner = DeletionPlanner(
         *(model, inputs, range(len(inputs)), deletion, NO_LIMITS, deletion.call_options(options)),
         labels=labels,
@@ -137,9 +145,22 @@ async def explain_labels(
     async def run(variants: Sequence[Input]) -> Values:
         return _values_of_labels(await labelled(variants, planner.options, planner.count))
 
-    own = replace(options, priority=planner.options.priority)
-    texts = asyncio.create_task(labelled(inputs, own))
+    texts = asyncio.create_task(labelled(inputs, _options_of_texts(options, planner, None)))
     return await _explained(texts, _values_of_labels, None, planner, run)
+
+
+def _options_of_texts(
+    options: CallOptions, planner: DeletionPlanner, order: Callable[..., Sequence[int]] | None
+) -> CallOptions:
+    """Return the options of texts; those beside which variants run have the variants' priority."""
+    if not _are_beside(planner, order):
+        return options
+    return replace(options, priority=planner.options.priority)
+
+
+def _are_beside(planner: DeletionPlanner, order: Callable[..., Sequence[int]] | None) -> bool:
+    """Return whether variants run beside the texts: few short texts leave cores idle."""
+    return order is None and sum(map(len, planner.texts)) <= _BESIDE_CHARS
 
 
 def _aim_of(deletion: Deletion) -> tuple[int, int] | None:
@@ -166,40 +187,34 @@ async def _explained(
     Args:
         texts: Returns the results. Its errors come first.
         values_of: Returns the values of the results.
-        order: Returns the indices of the inputs to explain; None: all. Then variants run beside
-            the texts, since one short text leaves cores idle.
+        order: Returns the indices of the inputs to explain; None: all.
         planner: Chooses the variants.
         run: Scores variants.
     """
     model, deadline = planner.model, planner.options.deadline
+    variants: Sequence[Input] | None = None
 
     async def score_variants(variants: Sequence[Input]) -> None:
         if variants:
             planner.add(variants, await run(variants))
 
     async def score_first() -> None:
-        # A variant has a token at least.
-        bounds = planner.texts, planner.max_tokens, deadline
-        await score_variants(await model.run_tokenizer(planner.first, *bounds))
+        nonlocal variants
+        if variants is None:
+            # A variant has a token at least.
+            count = max(planner.max_tokens, len(planner.texts))
+            variants = await model.run_tokenizer(planner.first, planner.texts, count, deadline)
+        await score_variants(variants)
 
-    first = asyncio.create_task(score_first()) if order is None else None
     try:
-        result = await texts
-        started = time.perf_counter()
-        if order is not None:
-            planner.order = order(result)
+        result, started = await _results_with_first(texts, order, planner, score_first)
+        planner.add_results(values_of(result))
         with of_variants():
-            await (first or score_first())
-            planner.add_results(values_of(result))
             await score_variants(await asyncio.to_thread(planner.second))
     except TimeoutError:
         if deadline is None:
             raise
         raise deadline.exceeded() from None
-    finally:
-        if first is not None:
-            first.cancel()
-            await asyncio.wait([first])
     deletions, shapley_values = await asyncio.to_thread(planner.explanations)
     seconds = {"explain": time.perf_counter() - started}
     observe_stages(model.metrics.stage_seconds, started, seconds)
@@ -210,3 +225,34 @@ async def _explained(
         explanation_tokens=planner.tokens,
         seconds=result.seconds + Stages(seconds),
     )
+
+
+async def _results_with_first(
+    texts: asyncio.Task[Result],
+    order: Callable[[Result], Sequence[int]] | None,
+    planner: DeletionPlanner,
+    score_first: Callable[[], Coroutine[Any, Any, None]],
+) -> tuple[Result, float]:
+    """Return the results of texts, after the first variants have run too, and when they came."""
+    await asyncio.sleep(0)  # texts that are refused at once are not explained
+    first = None
+    if _are_beside(planner, order) and not texts.done():
+        first = asyncio.create_task(score_first())
+    try:
+        result = await texts
+        came = time.perf_counter()
+        if order is not None:
+            planner.order = order(result)
+        with of_variants():
+            try:
+                await (first or score_first())
+            except Overloaded:
+                if first is None:
+                    raise
+                planner.tokens = 0  # the texts took the room of the variants
+                await score_first()
+        return result, came
+    finally:
+        if first is not None:
+            first.cancel()
+            await asyncio.wait([first])

@@ -82,7 +82,8 @@ class ModelOptions:
         max_whole_chars: See `TextTokenizer`.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag`, `tokenize` or late chunking.
-        max_chunks: Maximum number of chunks of all texts of a call.
+        max_chunks: Maximum number of chunks of all texts of a call, and of pairs with candidate
+            labels.
         cache_bytes: Maximum size of the model's own cache of results, in bytes; 0: no cache.
         share: Weight in the division of the device's time among busy models; above 0.
     """

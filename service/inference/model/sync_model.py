@@ -153,6 +153,7 @@ def _detach_all() -> None:
     """Let no call wait for a thread that a forked process does not have."""
     for model in _open_models:
         model._stop.detach()
+        model._lock = threading.Lock()  # another thread may have held it
 
 
 # Before the threads of engines are joined, which otherwise first run all that is queued; `atexit`

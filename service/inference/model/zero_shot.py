@@ -14,6 +14,7 @@ import numpy as np
 
 from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput, VitrineError
+from service.inference.model.arguments import text_list
 from service.inference.model.classification import Classification
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS
@@ -30,7 +31,8 @@ class CandidateLabels:
 
     Attributes:
         labels: The labels, each once.
-        hypothesis_template: Text with `{}` in place of the label; braces of the text are doubled.
+        hypothesis_template: Text with `{}` or `{0}` in place of the label, once; braces of the text
+            are doubled.
         multi_label: Whether each label has a score of its own, from 0 to 1, which a single label
             always has. False: the scores of all labels add up to 1.
 
@@ -43,20 +45,22 @@ class CandidateLabels:
     multi_label: bool = False
 
     def __post_init__(self) -> None:
-        labels = self.labels
-        are_texts = not isinstance(labels, str) and all(isinstance(own, str) for own in labels)
-        if not (are_texts and labels and len({*labels}) == len(labels)):
+        if isinstance(self.labels, str):
+            raise InvalidInput("candidate_labels must be a list", pointer="/candidate_labels")
+        labels = text_list(self.labels, "candidate_labels", has_index=False)
+        object.__setattr__(self, "labels", tuple(labels))
+        if not labels or len({*labels}) < len(labels):
             raise InvalidInput(
-                "candidate_labels must be texts, at least one, each once",
+                "candidate_labels must have at least one label, and each once",
                 pointer="/candidate_labels",
             )
-        if not all(own.strip() for own in labels):
-            index = next(at for at, own in enumerate(labels) if not own.strip())
-            raise InvalidInput("the label is empty", pointer=f"/candidate_labels/{index}")
+        for index, label in enumerate(labels):
+            if not label.strip():
+                raise InvalidInput("the label is empty", pointer=f"/candidate_labels/{index}")
         if not _is_template(self.hypothesis_template):
             raise InvalidInput(
-                "hypothesis_template must have {} where the label goes, and no other field; double "
-                "the braces of the text itself",
+                "hypothesis_template must have {} where the label goes, once, and no other field; "
+                "double the braces of the text itself",
                 pointer="/hypothesis_template",
             )
 
@@ -79,8 +83,7 @@ def _is_template(template: object) -> bool:
     except ValueError:  # a brace alone
         return False
     # Others, such as {:>999999999} or {0.__class__}, could take memory or read attributes.
-    plain, numbered = ["", "", None], ["0", "", None]
-    return fields == [plain] or (bool(fields) and all(field == numbered for field in fields))
+    return fields in ([["", "", None]], [["0", "", None]])
 
 
 async def classify_by_candidates(
@@ -100,16 +103,10 @@ async def classify_by_candidates(
             where it counts; or a hypothesis leaves no room for a text.
         VitrineError: Any error of `scoring.classify`, under the same conditions.
     """
+    if count_tokens is None:  # variants are limited by their tokens
+        check_candidates(model, len(texts), candidates)
     entailment, contradiction = _columns(model, candidates)
     count = len(candidates.labels)
-    # Variants are limited by their tokens.
-    if count_tokens is None and len(texts) * count > model.max_chunks:
-        raise InvalidInput(
-            f"{len(texts)} texts and {count} labels make {len(texts) * count} pairs; the limit is "
-            f"{model.max_chunks}",
-            code="too_many_inputs",
-            pointer="/candidate_labels",
-        )
 
     def tokenize() -> list[Row]:
         return rows_of_pairs(model.tokenizer, texts, candidates, options)
@@ -133,6 +130,23 @@ async def classify_by_candidates(
     return Classification(logits, scores, tuple(candidates.labels), rows, seconds)
 
 
+def check_candidates(model: LoadedModel, texts: int, candidates: CandidateLabels) -> None:
+    """Check the labels for a model and a number of texts.
+
+    Raises:
+        InvalidInput: The labels of the model do not tell, or there are too many pairs.
+    """
+    _columns(model, candidates)
+    pairs = texts * len(candidates.labels)
+    if pairs > model.max_chunks:
+        raise InvalidInput(
+            f"{texts} texts and {len(candidates.labels)} labels make {pairs} pairs; the limit is "
+            f"{model.max_chunks}",
+            code="too_many_inputs",
+            pointer="/candidate_labels",
+        )
+
+
 def rows_of_pairs(
     tokenizer: TextTokenizer,
     texts: Sequence[str],
@@ -140,15 +154,20 @@ def rows_of_pairs(
     options: CallOptions,
 ) -> list[Row]:
     """Return the rows of each text with each hypothesis; a text that is too long is truncated."""
-    hypotheses, room = candidates.hypotheses, tokenizer.pair_room("", None, None)
+    hypotheses = candidates.hypotheses
+    room = tokenizer.pair_room("", options.prompt_name, None)
     for index, hypothesis in enumerate(hypotheses):
-        if tokenizer.count(hypothesis) >= room:
-            raise InvalidInput(
-                "the hypothesis of the label leaves no room for a text within the model's maximum "
-                "length",
-                code="too_long",
-                pointer=f"/candidate_labels/{index}",
-            )
+        try:
+            tokenizer.check_text(hypothesis, index)
+            if tokenizer.count(hypothesis) >= room:
+                raise InvalidInput(
+                    "the hypothesis of the label and the prompt leave no room for a text within "
+                    "the model's maximum length",
+                    code="too_long",
+                )
+        except VitrineError as error:
+            error.index, error.pointer = None, f"/candidate_labels/{index}"
+            raise
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
     rest = options.prompt_name, options.on_overflow
     return tokenizer.rows_of_pairs(pairs, *rest, keeps_second=True)

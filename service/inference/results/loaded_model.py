@@ -109,7 +109,7 @@ class LoadedModel:
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
             `tag`, `tokenize` or late chunking.
-        max_chunks: Maximum number of chunks of all texts of a call.
+        max_chunks: See `ModelOptions`.
         identity: SHA-256 of everything that determines results; see `models.identity`.
         graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
         self_check: Agreement of the engine's outputs with the artifact's reference vectors, by

@@ -138,6 +138,7 @@ export function connectRanking() {
     else if (target.matches("#rank-whatif [data-option]")) update();
     else if (["query", "passages"].includes(target.name)) sections.rank.controller?.abort();
     if (target.name === "passages") setInput("expected", "");
+    if (["query", "passages"].includes(target.name) && !sections.rank.runs.length) setInput("rank-edits", "");
   });
   view.addEventListener("rank", () => run("rank"));
   view.addEventListener("painted", showEdits); // units that are struck out in the URL

@@ -263,6 +263,34 @@ def test_texts_and_variants_have_their_own_priority_within_that_of_the_call(
     assert [options.priority for options in runs] == [expected, expected]
 
 
+def test_ranked_texts_have_the_priority_of_the_call(
+    models: dict[str, vitrine.SyncModel], runs: list[CallOptions]
+) -> None:
+    models["cosine"].rerank("a", ["b c"], explain=vitrine.Deletion(by="words"))
+    assert [options.priority for options in runs] == ["interactive", "bulk"]
+
+
+def test_variants_run_after_the_texts_if_the_queue_has_no_room_for_both(
+    small_artifact: Artifact,
+) -> None:
+    options = vitrine.ModelOptions(threads=1, max_queue_tokens=12)
+    with vitrine.SyncModel(small_artifact.path, options) as model:
+        result = model.score("cat", "cat dog mat", explain=vitrine.Deletion(by="words"))
+    assert result.explanation_tokens > 12
+    assert all(unit.left_out is not None for unit in result.deletions[0].texts[0].units)
+
+
+@pytest.mark.parametrize("labels", [None, vitrine.CandidateLabels(labels=["a", "b"])])
+def test_texts_that_are_refused_at_once_are_not_explained(
+    models: dict[str, vitrine.SyncModel],
+    monkeypatch: pytest.MonkeyPatch,
+    labels: vitrine.CandidateLabels | None,
+) -> None:
+    monkeypatch.setattr(DeletionPlanner, "first", lambda _: pytest.fail("variants are planned"))
+    with pytest.raises(vitrine.InvalidInput, match="cannot classify"):
+        models["cosine"].classify("a", candidates=labels, explain=True)
+
+
 def test_errors_name_the_text_of_the_caller_or_none(
     models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -173,11 +173,14 @@ def test_best_label_is_explained_by_default(odd: vitrine.SyncModel) -> None:
     [
         ({"labels": []}, "/candidate_labels", "at least one"),
         ({"labels": ["a", "a"]}, "/candidate_labels", "each once"),
-        ({"labels": "a, b"}, "/candidate_labels", "must be texts"),
+        ({"labels": "a, b"}, "/candidate_labels", "must be a list"),
+        ({"labels": {"a", "b"}}, "/candidate_labels", "a text or a list, not"),
+        ({"labels": None}, "/candidate_labels", "a text or a list, not"),
+        ({"labels": ["a", 5]}, "/candidate_labels/1", "expected a text"),
         ({"labels": ["a", " "]}, "/candidate_labels/1", "empty"),
         *(
             ({"labels": ["a"], "hypothesis_template": template}, "/hypothesis_template", "{}")
-            for template in ("a", "{", "{{}}", "{x}", "{:>99}", "{!r}", "{0.x}", "{1}", "{} {}", 5)
+            for template in ("a", "{", "{{}}", "{x}", "{:>9}", "{!r}", "{0.x}", "{1}", "{0}{0}", 5)
         ),
     ],
 )
@@ -189,9 +192,9 @@ def test_wrong_labels_and_templates_are_refused(
     assert raised.value.pointer == pointer
 
 
-def test_braces_and_several_places_of_the_label_are_those_of_format() -> None:
-    candidates = vitrine.CandidateLabels(labels=["a{}"], hypothesis_template="{{{0}}} {0}")
-    assert candidates.hypotheses == ["{a{}} a{}"]
+def test_braces_are_those_of_format() -> None:
+    candidates = vitrine.CandidateLabels(labels=["a{}"], hypothesis_template="{{{0}}} b")
+    assert candidates.hypotheses == ["{a{}} b"]
 
 
 def test_wrong_models_and_inputs_are_refused(
@@ -201,8 +204,13 @@ def test_wrong_models_and_inputs_are_refused(
     with pytest.raises(vitrine.InvalidInput, match="not for pairs") as raised:
         odd.classify(["w5", ("w5", "w6")], candidates=candidates)
     assert raised.value.index == 1
+    for label in ("\ud800", "w5 " * 40_000):
+        wrong = vitrine.CandidateLabels(labels=["w5", label])
+        with pytest.raises(vitrine.VitrineError) as failed:
+            odd.classify("w5", candidates=wrong, explain=True)
+        assert failed.value.pointer == "/candidate_labels/1"
     long = vitrine.CandidateLabels(labels=["w5", "w6 " * 100])
-    with pytest.raises(vitrine.InvalidInput, match="leaves no room") as raised:
+    with pytest.raises(vitrine.InvalidInput, match="leave no room") as raised:
         odd.classify("w5", candidates=long)
     assert raised.value.pointer == "/candidate_labels/1"
     with pytest.raises(vitrine.InvalidInput, match="more than") as raised:
