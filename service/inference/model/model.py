@@ -632,7 +632,7 @@ def _explanation_of_scores(
 
 def _texts_for(candidates: object, items: Sequence[str | tuple[str, str]]) -> Sequence[str]:
     if not isinstance(candidates, CandidateLabels):
-        raise InvalidInput("candidates must be a CandidateLabels", pointer="/candidate_labels")
+        raise InvalidInput("candidates must be a CandidateLabels", pointer="/candidates")
     for index, item in enumerate(items):
         if not isinstance(item, str):
             raise InvalidInput("candidate_labels are for texts, not for pairs", index=index)

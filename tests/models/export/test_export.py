@@ -508,7 +508,7 @@ def test_unresolvable_source_error_names_the_places_searched(
         resolve("./nothing")
     with pytest.raises(SourceError, match="nor a valid hub id"):
         resolve("a/b/c")
-    with pytest.raises(SourceError, match="has 0 model folders"):
+    with pytest.raises(SourceError, match="has 0 folders with"):
         resolve("numpy")
 
 

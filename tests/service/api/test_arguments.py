@@ -305,6 +305,7 @@ BAD_OPTIONS: dict[str, list[object]] = {
     "priority": ["high", None, 1, ["bulk"], b"bulk"],
     "outputs": ["pooled", [], ["vectors"], None, [1], {"pooled"}],
     "chunking": [5, "tokens", {"size": 3}],
+    "candidates": [5, "a", ["a"], {"labels": ["a"]}],
     "aggregation": ["last", None, ["none"], 1],
     "dtype": ["float64", None, np.float32, ["int8"]],
     "a": [None, "a", ["a", "b"], ["1"], [[1.0], [1.0, 2.0]], [[[1.0]]], [True], {"a": [1.0]}],

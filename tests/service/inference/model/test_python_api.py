@@ -2,13 +2,11 @@
 
 import asyncio
 import inspect
-import re
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,6 @@ from service.inference.results.loaded_model import BatchItem, LoadedModel
 from service.inference.results.vectors import RowResults
 from tests.eventually import HANG_S, eventually_async
 
-README = Path(__file__).parents[4] / "README.md"
 TEXTS = ["The cat sat on the mat.", "Strassenbahn", "a b c " * 40]
 TWO_THREADS = vitrine.ModelOptions(threads=2)
 
@@ -230,12 +227,3 @@ async def test_closed_model_raises_not_ready(small_artifact: Artifact) -> None:
         pass
     with pytest.raises(vitrine.NotReady):
         await model.encode(["too late"])
-
-
-def test_readme_example_runs(artifact: Artifact) -> None:
-    match = re.search(r"```python\n(import vitrine\n.*?)```", README.read_text(), re.DOTALL)
-    assert match is not None
-    source = match[1].replace("artifacts/all-MiniLM-L6-v2", str(artifact.path))
-    namespace: dict[str, Any] = {}
-    exec(source, namespace)  # noqa: S102 - our own README
-    assert np.shape(namespace["vectors"]) == (1, 384)
