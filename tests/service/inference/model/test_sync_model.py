@@ -1,8 +1,6 @@
 """A synchronous model that is interrupted, closed, forgotten, or open at the interpreter's exit."""
 
 import gc
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -40,6 +38,34 @@ def encode():
 threading.Thread(target=encode, daemon=True).start()
 while not model.model.batcher.queued_tokens:
     pass
+"""
+# As a notebook's kernel is interrupted, while all runs of the model are held.
+INTERRUPTED = """
+import os, signal, time
+
+gate, runner = threading.Event(), model.model.batcher._runner
+run = runner._run
+
+def held(items):
+    gate.wait()
+    return run(items)
+
+def interrupt():
+    while model.model.batcher.queued_tokens < 1000:
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+
+runner._run = held
+threading.Thread(target=interrupt).start()
+try:
+    model.encode(["long text " * 50] * 200)
+except KeyboardInterrupt:
+    while model.model.batcher.queued_tokens:
+        time.sleep(0.01)
+    gate.set()
+    assert model.encode("a text").vectors.shape == (1, 32)
+else:
+    sys.exit("not interrupted")
 """
 # The thread of the model is not in the child, which must not wait for it.
 FORKED = """
@@ -92,27 +118,6 @@ def test_closed_model_can_be_closed_again_and_calls_say_that_it_is_closed(
     assert not model._thread.is_alive()
 
 
-def test_interrupted_call_leaves_the_queue_and_the_model_usable(
-    model: vitrine.SyncModel, gate: threading.Event
-) -> None:
-    def interrupt() -> None:
-        eventually(lambda: model.model.batcher.queued_tokens > 1000)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        thread = threading.Thread(target=interrupt)
-        thread.start()
-        with pytest.raises(KeyboardInterrupt):
-            model.encode(LONG)
-        thread.join()
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    eventually(lambda: not model.model.batcher.queued_tokens)
-    gate.set()
-    assert model.encode("a text").vectors.shape == (1, 32)
-
-
 def test_close_ends_the_calls_of_other_threads(
     model: vitrine.SyncModel, gate: threading.Event
 ) -> None:
@@ -156,12 +161,22 @@ def test_failed_open_raises_and_leaves_no_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_interrupted_call_leaves_the_queue_and_the_model_usable(small_artifact: Artifact) -> None:
+    check_script(OPEN + INTERRUPTED, small_artifact)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "script", [OPEN, OPEN + BUSY, OPEN + FORKED], ids=["idle", "busy", "forked"]
 )
 def test_interpreter_exits_silently_with_an_open_model(
     small_artifact: Artifact, script: str
 ) -> None:
+    check_script(script, small_artifact)
+
+
+def check_script(script: str, small_artifact: Artifact) -> None:
+    """Run a script with a model, which ends with status 0 and prints nothing."""
     command = [sys.executable, "-W", "error", "-c", script, str(small_artifact.path)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=HANG_S)
     # onnxruntime logs each cancelled run itself.
