@@ -83,8 +83,8 @@ class ClassifyRequest(BaseModel):
     )
     hypothesis_template: HypothesisTemplate = Field(
         CandidateLabels.hypothesis_template,
-        description="What the model says of a text if a candidate label holds: `{}` stands for the "
-        "label, once, and braces are doubled",
+        description="Template of the statement that a candidate label makes about a text: `{}` "
+        "stands for the label, once; braces of the statement itself are doubled",
     )
     multi_label: bool = Field(
         False,

@@ -1,4 +1,4 @@
-"""What a repr and a notebook show of an explanation: its texts, and the numbers of their units."""
+"""Texts of an explanation, and numbers of their units, for its repr and for notebooks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

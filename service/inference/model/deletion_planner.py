@@ -159,12 +159,13 @@ class DeletionPlanner:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of all inputs to explain, each once, with candidate labels in pairs."""
+        """The texts of all inputs to explain, once each, or once per candidate label."""
         inputs = [self.inputs[index] for index in self.order]
         texts = [*dict.fromkeys(text for own in inputs for text in _texts_of(own))]
         if self.candidates is None:
             return texts
-        return [f"{text} {own}" for text in texts for own in self.candidates.hypotheses]
+        hypotheses = self.candidates.hypotheses
+        return texts * len(hypotheses) + hypotheses
 
     @property
     def max_tokens(self) -> int:

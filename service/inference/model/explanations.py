@@ -234,11 +234,11 @@ async def _results_with_first(
     score_first: Callable[[], Coroutine[Any, Any, None]],
 ) -> tuple[Result, float]:
     """Return the results of texts, after the first variants have run too, and when they came."""
-    await asyncio.sleep(0)  # texts that are refused at once are not explained
     first = None
-    if _are_beside(planner, order) and not texts.done():
-        first = asyncio.create_task(score_first())
     try:
+        await asyncio.sleep(0)  # texts that are refused at once are not explained
+        if _are_beside(planner, order) and not texts.done():
+            first = asyncio.create_task(score_first())
         result = await texts
         came = time.perf_counter()
         if order is not None:
@@ -253,6 +253,7 @@ async def _results_with_first(
                 await score_first()
         return result, came
     finally:
+        texts.cancel()  # of a caller that was cancelled
         if first is not None:
             first.cancel()
             await asyncio.wait([first])
