@@ -4,12 +4,14 @@ import json
 import shutil
 import string
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from starlette.testclient import TestClient
 
+import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
@@ -202,3 +204,30 @@ def client_of(artifact: Artifact) -> Iterator[TestClient]:
     )
     with serving(create_app(settings, on_fatal=pytest.fail)) as client:
         yield client
+
+
+@pytest.fixture(scope="module")
+def models(
+    small_artifact: Artifact,
+    classifier: Artifact,
+    reranker: Artifact,
+    tagger: Artifact,
+    sparse_encoder: tuple[SparseEncoder, Artifact],
+    multi_encoder: tuple[MultiVectorEncoder, Artifact],
+) -> Iterator[dict[str, vitrine.SyncModel]]:
+    """A model of each kind, by kind."""
+    artifacts = {
+        "dense": small_artifact,
+        "classifier": classifier,
+        "reranker": reranker,
+        "tagger": tagger,
+        "sparse": sparse_encoder[1],
+        "multi": multi_encoder[1],
+    }
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(
+                vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=1))
+            )
+            for name, artifact in artifacts.items()
+        }

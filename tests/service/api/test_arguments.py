@@ -5,7 +5,6 @@ import inspect
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from decimal import Decimal
 from math import inf, nan
 from typing import Any, get_type_hints
@@ -18,7 +17,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
 import vitrine
 from models.artifact import Artifact
@@ -29,30 +27,6 @@ pytestmark = pytest.mark.slow  # opens models of five kinds
 Models = dict[str, vitrine.SyncModel]
 THREAD = vitrine.ModelOptions(threads=1)
 CHUNKS = vitrine.Chunking()
-
-
-@pytest.fixture(scope="module")
-def models(
-    small_artifact: Artifact,
-    classifier: Artifact,
-    reranker: Artifact,
-    tagger: Artifact,
-    sparse_encoder: tuple[SparseEncoder, Artifact],
-    multi_encoder: tuple[MultiVectorEncoder, Artifact],
-) -> Iterator[Models]:
-    artifacts = {
-        "dense": small_artifact,
-        "classifier": classifier,
-        "reranker": reranker,
-        "tagger": tagger,
-        "sparse": sparse_encoder[1],
-        "multi": multi_encoder[1],
-    }
-    with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(vitrine.SyncModel(artifact.path, THREAD))
-            for name, artifact in artifacts.items()
-        }
 
 
 def tokenized(model: vitrine.SyncModel, texts: Any) -> Any:  # noqa: ANN401

@@ -1,7 +1,6 @@
 """Results of the Python API as arrays, sequences and reprs, for all kinds of models."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,29 +16,6 @@ pytestmark = pytest.mark.slow  # opens models of five kinds
 
 Models = dict[str, vitrine.SyncModel]
 TEXTS = ["w5 w6", "a cat", "w7 w8 w9"]
-THREAD = vitrine.ModelOptions(threads=1)
-
-
-@pytest.fixture(scope="module")
-def models(
-    small_artifact: Artifact,
-    classifier: Artifact,
-    tagger: Artifact,
-    sparse_encoder: tuple[SparseEncoder, Artifact],
-    multi_encoder: tuple[MultiVectorEncoder, Artifact],
-) -> Iterator[Models]:
-    artifacts = {
-        "dense": small_artifact,
-        "classifier": classifier,
-        "tagger": tagger,
-        "sparse": sparse_encoder[1],
-        "multi": multi_encoder[1],
-    }
-    with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(vitrine.SyncModel(artifact.path, THREAD))
-            for name, artifact in artifacts.items()
-        }
 
 
 # By name: the model, a call, and the attribute with the result of each input.
