@@ -8,7 +8,7 @@ Source: Vaswani et al. 2017, arXiv:1706.03762.
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -111,7 +111,8 @@ class SelfAttention(nn.Module):
         d_model: Width of a token vector, D.
         heads: Number and width of the attention heads.
         dropout: Dropout probability of attention weights.
-        bias: Whether the linear layers have a bias.
+        biases: Names of the linear layers with a bias, "in_proj" and "out_proj"; other names are
+            ignored.
         norm: Hyperparameters of the norm of queries and keys.
         qk_norm: Scope of the norm of queries and keys: "head" (each head), "all" (all heads
             together) or "" (no norm).
@@ -124,7 +125,7 @@ class SelfAttention(nn.Module):
         d_model: int,
         heads: Heads,
         dropout: float,
-        bias: bool,
+        biases: Collection[str],
         norm: NormConfig,
         qk_norm: str = "",
         distances: DistanceConfig | None = None,
@@ -135,9 +136,10 @@ class SelfAttention(nn.Module):
         self.dropout = dropout
         width = sum(heads.widths)
         self.in_proj_weight = nn.Parameter(torch.empty(width, d_model))
-        self.in_proj_bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.in_proj_bias = nn.Parameter(torch.zeros(width)) if "in_proj" in biases else None
         self.in_proj_adapters = LinearAdapters(adapters, d_model, width) if adapters else None
-        self.out_proj = AdaptedLinear(heads.count * heads.width, d_model, bias, adapters)
+        has_bias = "out_proj" in biases
+        self.out_proj = AdaptedLinear(heads.count * heads.width, d_model, has_bias, adapters)
         self.qk_norm = qk_norm
         q_width, k_width, _ = heads.widths if qk_norm == "all" else (heads.width,) * 3
         self.q_norm = norm.norm(q_width) if qk_norm else None
@@ -148,7 +150,7 @@ class SelfAttention(nn.Module):
             for term in (POSITION_TO_CONTENT, CONTENT_TO_POSITION)
         )
         nn.init.xavier_uniform_(self.in_proj_weight)
-        if bias:
+        if has_bias:
             nn.init.zeros_(self.out_proj.bias)
 
     def forward(self, x: Tensor, inputs: LayerInputs = NO_INPUTS) -> Tensor:

@@ -33,8 +33,9 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
-# Parts of a layer that can have a bias. "linear1" includes the gate.
-BIASES = frozenset({"attention", "linear1", "linear2", "norms"})
+# Parts of a layer that can have a bias. "in_proj" is that of queries, keys and values; "linear1"
+# includes the gate.
+BIASES = frozenset({"in_proj", "out_proj", "linear1", "linear2", "norms"})
 
 
 class EncoderLayer(nn.Module):
@@ -108,7 +109,7 @@ class EncoderLayer(nn.Module):
                 raise ValueError(f"d_model {d_model} is not divisible by num_heads {num_heads}")
             heads = Heads(num_heads, num_heads, d_model // num_heads)
         self.self_attn = SelfAttention(
-            d_model, heads, dropout, "attention" in biases, norms, qk_norm, distances, adapters
+            d_model, heads, dropout, biases, norms, qk_norm, distances, adapters
         )
         inner = d_model, dim_feedforward, linear1_bias, adapters
         self.gate = AdaptedLinear(*inner) if gated else None

@@ -30,6 +30,7 @@ from models.export.families.jina_v3 import JINA_V3
 from models.export.families.modernbert import MODERNBERT
 from models.export.families.mpnet import MPNET
 from models.export.families.nomic_bert import NOMIC_BERT
+from models.export.families.qwen2 import QWEN2
 from models.export.families.qwen3 import QWEN3
 from models.export.families.roberta import ROBERTA
 from models.export.families.roformer import ROFORMER
@@ -62,6 +63,7 @@ FAMILIES: Mapping[str, Family] = {
     "mpnet": MPNET,
     "new": GTE,
     "nomic_bert": NOMIC_BERT,
+    "qwen2": QWEN2,
     "qwen3": QWEN3,
     "roberta": ROBERTA,
     "roformer": ROFORMER,

@@ -51,7 +51,7 @@ def _derived(config: Settings) -> dict[str, Any]:
     return {
         **heads,
         "attention": layers_of_types(config, kinds, types),
-        "biases": read_biases(config, {"attention_bias": ("attention",)}),
+        "biases": read_biases(config, llama.ATTENTION_BIAS),
         "query_scale": math.sqrt(width / read_number(config, "query_pre_attn_scalar", 256)),
     }
 
@@ -67,7 +67,7 @@ GEMMA3 = Family(
     },
     constants={**llama.CONSTANTS, "qk_norm": "head", "branch_norms": True},
     derived=_derived,
-    required={**llama.REQUIRED, "attn_logit_softcapping": None},
+    required={**llama.REQUIRED, "is_causal": True},
     layouts=(
         tensors(
             weights=llama.WEIGHTS,

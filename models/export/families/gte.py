@@ -23,7 +23,7 @@ GTE = Family(
     defaults={**bert.DEFAULTS, "type_vocab_size": 1},
     constants={
         "gated": True,
-        "biases": frozenset({"attention", "linear2", "norms"}),
+        "biases": frozenset({"in_proj", "out_proj", "linear2", "norms"}),
         "position_embeddings": False,
     },
     derived=_derived,

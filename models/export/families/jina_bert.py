@@ -33,7 +33,7 @@ JINA_BERT = Family(
     defaults=bert.DEFAULTS,
     constants={
         "gated": True,
-        "biases": frozenset({"attention", "linear2", "norms"}),
+        "biases": frozenset({"in_proj", "out_proj", "linear2", "norms"}),
         "position_embeddings": False,
     },
     derived=_derived,

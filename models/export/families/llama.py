@@ -6,7 +6,16 @@ feed-forward layer.
 
 from typing import Any
 
-from models.export.families.family import MAX_HEADS, Modules, Settings, read_count, tensors
+from models.export.families.family import (
+    MAX_HEADS,
+    Classifier,
+    Modules,
+    Settings,
+    read_count,
+    read_flag,
+    tensors,
+)
+from models.export.model_folder import CheckpointError
 
 CONFIG: dict[str, str | tuple[str, ...]] = {
     "vocab_size": "vocab_size",
@@ -26,10 +35,44 @@ CONSTANTS: dict[str, Any] = {
     "position_embeddings": False,
     "embedding_norm": False,
 }
-# Fields that transformers accepts in any family, and that change the attention or single layers.
-REQUIRED: dict[str, Any] = {"is_causal": True, "per_layer_config": None}
+# `per_layer_config` changes single layers in any family of transformers. Gemma 2 caps scores.
+REQUIRED: dict[str, Any] = {"per_layer_config": None, "attn_logit_softcapping": None}
 # Parts of a layer that have a bias if a field of config.json is true, by field.
-BIASES = {"attention_bias": ("attention",), "mlp_bias": ("linear1", "linear2")}
+ATTENTION_BIAS = {"attention_bias": ("in_proj", "out_proj")}
+BIASES = {**ATTENTION_BIAS, "mlp_bias": ("linear1", "linear2")}
+
+
+def is_causal(config: Settings) -> bool:
+    """Return whether tokens of a decoder attend to earlier tokens and themselves only.
+
+    As in transformers, `is_causal` decides, and is true by default. Some publishers write
+    `use_bidirectional_attention` instead, which transformers ignores in these families.
+
+    Raises:
+        CheckpointError: A field is not a boolean, or the two contradict each other.
+    """
+    causal, both = config.get("is_causal", True), "use_bidirectional_attention"
+    if not isinstance(causal, bool):
+        raise CheckpointError(
+            f"config.json: is_causal has the invalid value {causal!r}; it must be true or false"
+        )
+    if config.get(both) is not None and read_flag(config, both) == causal:
+        raise CheckpointError(
+            f"config.json: {both} is {config[both]}, but is_causal is {causal}, which transformers "
+            f"follows; set is_causal to {str(not causal).lower()} if the model was trained so"
+        )
+    return causal
+
+
+def read_window(config: Settings, causal: bool) -> int:
+    """Return the largest distance of tokens that attend to each other, from `sliding_window`.
+
+    In causal attention, `sliding_window` counts the token itself.
+
+    Raises:
+        CheckpointError: `sliding_window` is not a positive integer.
+    """
+    return read_count(config, "sliding_window", 4096) - causal
 
 
 def read_heads(config: Settings) -> dict[str, int]:
@@ -64,4 +107,10 @@ MODULES: Modules = {
 }
 TENSORS = tensors(weights=WEIGHTS, modules=MODULES)
 PREFIXES = ("model.",)
-IGNORED = (r"lm_head\..*",)
+# Older files contain the rotary frequencies, which are computed.
+IGNORED = (r"lm_head\..*", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+# Heads of transformers' generic classes for decoders.
+CLASSIFIER = Classifier(
+    out="score", out_bias=False, poolings={"last": "last"}, skips_padding_ids=True
+)
+TOKEN_CLASSIFIER = Classifier(out="score", required={"token_classification_bias": True})

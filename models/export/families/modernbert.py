@@ -20,7 +20,7 @@ from models.network.config import AttentionConfig
 
 # Parts of a layer that have a bias if a field of config.json is true, by field.
 _BIASES = {
-    "attention_bias": ("attention",),
+    "attention_bias": ("in_proj", "out_proj"),
     "mlp_bias": ("linear1", "linear2"),
     "norm_bias": ("norms",),
 }

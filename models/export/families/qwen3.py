@@ -1,41 +1,17 @@
-"""Qwen3: Llama with norms of queries and keys. Attention is causal.
+"""Qwen3: Qwen2 with norms of queries and keys, and other biases.
 
 Source: Zhang et al. 2025, arXiv:2506.05176 (Qwen3-Embedding).
 """
 
 from typing import Any
 
-from models.export.families import llama
-from models.export.families.family import (
-    Classifier,
-    Family,
-    Settings,
-    read_biases,
-    read_count,
-    read_flag,
-)
-from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
-from models.network.config import AttentionConfig
+from models.export.families import llama, qwen2
+from models.export.families.family import Family, Settings, read_biases
 
 
 def _derived(config: Settings) -> dict[str, Any]:
-    count = config["num_hidden_layers"]
-    heads = llama.read_heads(config)
-    rotary = read_rotary(config, heads["head_width"], 10000.0)
-    kinds = {FULL: AttentionConfig(rotary=rotary, causal=True)}
-    types = [FULL] * count
-    if read_flag(config, "use_sliding_window") and config.get("sliding_window", 4096) is not None:
-        # `sliding_window` counts the token itself.
-        window = read_count(config, "sliding_window", 4096) - 1
-        kinds[SLIDING] = AttentionConfig(rotary=rotary, window=window, causal=True)
-        first = config.get("max_window_layers")
-        first = 0 if first == 0 else read_count(config, "max_window_layers", 28)
-        types = [SLIDING if i >= first else FULL for i in range(count)]
-    return {
-        **heads,
-        "attention": layers_of_types(config, kinds, types),
-        "biases": read_biases(config, {"attention_bias": ("attention",)}),
-    }
+    biases = read_biases(config, llama.ATTENTION_BIAS)
+    return {**qwen2.read_layers(config), "biases": biases}
 
 
 QWEN3 = Family(
@@ -50,10 +26,8 @@ QWEN3 = Family(
     derived=_derived,
     required=llama.REQUIRED,
     layouts=(llama.TENSORS,),
-    token_classifier=Classifier(out="score", required={"token_classification_bias": True}),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
-    classifier=Classifier(
-        out="score", out_bias=False, poolings={"last": "last"}, skips_padding_ids=True
-    ),
+    classifier=llama.CLASSIFIER,
+    token_classifier=llama.TOKEN_CLASSIFIER,
 )

@@ -24,6 +24,7 @@ LONGEST = 36
 LENGTHS = [1, 2, 3, 9, 10, 20, LONGEST]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOWS: dict[str, object] = {"use_sliding_window": True, "sliding_window": 7}
 ALL_BIASES: dict[str, object] = {"attention_bias": True, "mlp_bias": True, "norm_bias": True}
 CASES: list[tuple[str, dict[str, object]]] = [
     *((family, {}) for family in CONFIGS),
@@ -67,11 +68,19 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("eurobert", {"num_key_value_heads": None, "attention_bias": True, "mlp_bias": True}),
     ("eurobert", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu"}),
     ("eurobert", {"rope_parameters": {"rope_type": "linear", "rope_theta": 90.0, "factor": 1.7}}),
+    ("qwen2", {"num_key_value_heads": 4, "hidden_act": "gelu"}),
+    ("qwen2", {"num_key_value_heads": 1, "head_dim": 16}),
+    ("qwen2", {**WINDOWS, "max_window_layers": 1, "layer_types": None}),
+    ("qwen2", {**WINDOWS, "layer_types": [SLIDING, FULL], "is_causal": False}),
+    ("qwen2", {"is_causal": False, "use_bidirectional_attention": True}),
     ("qwen3", {"num_key_value_heads": 4, "attention_bias": True}),
     ("qwen3", {"num_key_value_heads": 1, "head_dim": 16}),
-    ("qwen3", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}),
-    ("qwen3", {"use_sliding_window": True, "sliding_window": 7, "layer_types": [SLIDING, FULL]}),
-    ("qwen3", {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 0}),
+    ("qwen3", {**WINDOWS, "max_window_layers": 1, "layer_types": None}),
+    ("qwen3", {**WINDOWS, "layer_types": [SLIDING, FULL]}),
+    ("qwen3", {**WINDOWS, "max_window_layers": 0, "layer_types": None}),
+    ("qwen3", {"is_causal": True, "use_bidirectional_attention": False}),
+    ("qwen3", {"is_causal": False, "attention_bias": True}),
+    ("qwen3", {**WINDOWS, "layer_types": [FULL, SLIDING], "is_causal": False}),
     ("gemma3_text", {"use_bidirectional_attention": False}),
     ("gemma3_text", {"sliding_window": 7}),
     ("gemma3_text", {"layer_types": None}),  # every sixth layer has no window
@@ -321,7 +330,18 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("modernbert", {"rope_scaling": {"factor": 2.0}}, "rope_scaling is .* only None"),
         ("modernbert", {"attention_bias": "false"}, "attention_bias has the invalid value 'false'"),
         ("bert", {"auto_map": JINA_BERT}, f"auto_map names {JINA_BERT}, but code"),
-        ("qwen3", {"is_causal": False}, "is_causal is False; only True is supported"),
+        *(
+            ("qwen3", fields, "use_bidirectional_attention is .*, but is_causal is .*, which tran")
+            for fields in (
+                {"use_bidirectional_attention": True},
+                {"use_bidirectional_attention": True, "is_causal": True},
+                {"use_bidirectional_attention": False, "is_causal": False},
+            )
+        ),
+        ("qwen2", {"is_causal": None}, "is_causal has the invalid value None; it must be true"),
+        ("qwen2", {"use_bidirectional_attention": 1}, "use_bidirectional_attention has the inv"),
+        ("qwen2", {"use_mrope": True}, "use_mrope is True; only False is supported"),
+        ("qwen2", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0; only None"),
         ("gemma3_text", {"is_causal": False}, "is_causal is False; only True is supported"),
         ("eurobert", {"is_causal": True}, "is_causal is True; only False is supported"),
         ("qwen3", {"per_layer_config": [{}]}, "per_layer_config is .*; only None is supported"),

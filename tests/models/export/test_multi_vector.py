@@ -55,7 +55,8 @@ def units(vectors: Any) -> Any:  # noqa: ANN401
 
 
 @pytest.mark.parametrize("attend", [False, True])
-@pytest.mark.parametrize("family", sorted(CONFIGS.keys() - {"deberta-v2"}))
+# For qwen2, transformers replaces the class of this tokenizer by one that splits bytes.
+@pytest.mark.parametrize("family", sorted(CONFIGS.keys() - {"deberta-v2", "qwen2"}))
 def test_expanded_queries_of_every_family_equal_those_of_sentence_transformers(
     tmp_path: Path, family: str, attend: bool
 ) -> None:
