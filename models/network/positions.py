@@ -18,11 +18,11 @@ class Rotary:
     Attributes:
         base: Base of the angles. Pair `i` of the `K / 2` pairs is rotated by
             `base ** (-2 * i / K) / scale` radians per position.
-        scale: Divisor of all angles.
+        scale: Divisor of all angles, or of the angles of each pair.
     """
 
     base: float
-    scale: float = 1.0
+    scale: float | tuple[float, ...] = 1.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,9 @@ def rotation(positions: Tensor, rotary: Rotary, width: int, dtype: torch.dtype) 
     wide = torch.promote_types(dtype, torch.float32)
     exponents = torch.arange(0, width, 2, device=positions.device).to(wide) / width  # (K / 2,)
     frequencies = 1.0 / (rotary.base**exponents)
-    if rotary.scale != 1:
+    if isinstance(rotary.scale, tuple):
+        frequencies = frequencies / frequencies.new_tensor(rotary.scale)
+    elif rotary.scale != 1:
         frequencies = frequencies / rotary.scale
     angles = positions[..., None, None].to(wide) * frequencies  # (..., 1, K / 2)
     return Rotation(angles.cos(), angles.sin())

@@ -78,6 +78,8 @@ CONFIGS = {
     "nomic_bert": lambda: transformers.NomicBertConfig(**_BERT_LIKE),
     "jina_embeddings_v3": lambda: transformers.JinaEmbeddingsV3Config(**_BERT_LIKE),
     "eurobert": lambda: transformers.EuroBertConfig(**_LLAMA_LIKE),
+    "llama": lambda: transformers.LlamaConfig(**_LLAMA_LIKE),
+    "mistral": lambda: transformers.MistralConfig(**_LLAMA_LIKE, sliding_window=7),
     "qwen2": lambda: transformers.Qwen2Config(**_LLAMA_LIKE),
     "qwen3": lambda: transformers.Qwen3Config(**_LLAMA_LIKE, head_dim=6),
     "gemma3_text": lambda: transformers.Gemma3TextConfig(

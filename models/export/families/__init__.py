@@ -27,6 +27,8 @@ from models.export.families.gemma3 import GEMMA3
 from models.export.families.gte import GTE
 from models.export.families.jina_bert import JINA_BERT, JINA_BERT_CODE
 from models.export.families.jina_v3 import JINA_V3
+from models.export.families.llama import LLAMA
+from models.export.families.mistral import MISTRAL
 from models.export.families.modernbert import MODERNBERT
 from models.export.families.mpnet import MPNET
 from models.export.families.nomic_bert import NOMIC_BERT
@@ -59,6 +61,8 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "gte": GTE,
     "jina_embeddings_v3": JINA_V3,
+    "llama": LLAMA,
+    "mistral": MISTRAL,
     "modernbert": MODERNBERT,
     "mpnet": MPNET,
     "new": GTE,

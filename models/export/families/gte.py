@@ -13,8 +13,10 @@ from models.network.config import AttentionConfig
 
 def _derived(config: Settings) -> dict[str, Any]:
     width = config["hidden_size"] // config["num_attention_heads"]
-    base, scaling = (10000.0, "ntk") if config["model_type"] == "new" else (160000.0, "linear")
-    positions = rotary.read_rotary(config, width, base, scaling=scaling)
+    if config["model_type"] == "new":
+        positions = rotary.read_rotary(config, width, 10000.0, types=("default", "ntk"))
+    else:
+        positions = rotary.read_rotary(config, width, 160000.0)
     return {"attention": (AttentionConfig(rotary=positions),) * config["num_hidden_layers"]}
 
 

@@ -1,7 +1,8 @@
-"""Config fields and tensor names that encoders derived from Llama share.
+"""Llama, and the config fields and tensor names of the families derived from it.
 
 Layers are pre-norm, with RMS norm, rotary positions, grouped-query attention and a gated
 feed-forward layer.
+Source: Touvron et al. 2023, arXiv:2302.13971.
 """
 
 from typing import Any
@@ -9,13 +10,17 @@ from typing import Any
 from models.export.families.family import (
     MAX_HEADS,
     Classifier,
+    Family,
     Modules,
     Settings,
+    read_biases,
     read_count,
     read_flag,
     tensors,
 )
+from models.export.families.rotary import FULL, layers_of_types, read_rotary
 from models.export.model_folder import CheckpointError
+from models.network.config import AttentionConfig
 
 CONFIG: dict[str, str | tuple[str, ...]] = {
     "vocab_size": "vocab_size",
@@ -114,3 +119,32 @@ CLASSIFIER = Classifier(
     out="score", out_bias=False, poolings={"last": "last"}, skips_padding_ids=True
 )
 TOKEN_CLASSIFIER = Classifier(out="score", required={"token_classification_bias": True})
+
+
+def _derived(config: Settings) -> dict[str, Any]:
+    heads = read_heads(config)
+    rotary = read_rotary(config, heads["head_width"], 10000.0)
+    kinds = {FULL: AttentionConfig(rotary=rotary, causal=is_causal(config))}
+    return {
+        **heads,
+        "attention": layers_of_types(config, kinds, [FULL] * config["num_hidden_layers"]),
+        "biases": read_biases(config, BIASES),
+    }
+
+
+LLAMA = Family(
+    config=CONFIG,
+    defaults={
+        "hidden_act": "silu",
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-6,
+    },
+    constants=CONSTANTS,
+    derived=_derived,
+    required={**REQUIRED, "sliding_window": None},
+    layouts=(TENSORS,),
+    prefixes=PREFIXES,
+    ignored=IGNORED,
+    classifier=CLASSIFIER,
+    token_classifier=TOKEN_CLASSIFIER,
+)

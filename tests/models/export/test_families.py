@@ -25,6 +25,15 @@ LENGTHS = [1, 2, 3, 9, 10, 20, LONGEST]
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 WINDOWS: dict[str, object] = {"use_sliding_window": True, "sliding_window": 7}
+# Of the pairs of a head of width 16, three are kept, one is interpolated and four are slowed down.
+LLAMA3: dict[str, object] = {
+    "rope_type": "llama3",
+    "rope_theta": 300.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 2.0,
+    "original_max_position_embeddings": 64,
+}
 ALL_BIASES: dict[str, object] = {"attention_bias": True, "mlp_bias": True, "norm_bias": True}
 CASES: list[tuple[str, dict[str, object]]] = [
     *((family, {}) for family in CONFIGS),
@@ -68,6 +77,15 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("eurobert", {"num_key_value_heads": None, "attention_bias": True, "mlp_bias": True}),
     ("eurobert", {"num_key_value_heads": 1, "head_dim": 10, "hidden_act": "gelu"}),
     ("eurobert", {"rope_parameters": {"rope_type": "linear", "rope_theta": 90.0, "factor": 1.7}}),
+    ("llama", {"num_key_value_heads": 1, "attention_bias": True, "head_dim": 10}),
+    ("llama", {"num_key_value_heads": None, "mlp_bias": True, "hidden_act": "gelu"}),
+    ("llama", {"is_causal": False}),
+    ("llama", {"head_dim": 16, "rope_parameters": LLAMA3}),
+    ("llama", {"head_dim": 16, "rope_parameters": LLAMA3, "is_causal": False}),
+    ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
+    ("mistral", {"sliding_window": 3, "head_dim": 10}),
+    ("mistral", {"is_causal": False}),
+    ("mistral", {"is_causal": False, "sliding_window": None, "rope_parameters": LLAMA3}),
     ("qwen2", {"num_key_value_heads": 4, "hidden_act": "gelu"}),
     ("qwen2", {"num_key_value_heads": 1, "head_dim": 16}),
     ("qwen2", {**WINDOWS, "max_window_layers": 1, "layer_types": None}),
@@ -273,7 +291,7 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         (
             "gte",
             {"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2.0}},
-            "rotary positions of the type 'dynamic' are not supported; supported: 'default' and",
+            "rotary positions of the type 'dynamic' are not supported; supported: default, ",
         ),
         (
             "gte",
@@ -289,7 +307,7 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         (
             "gte",
             {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}},
-            "of the type 'ntk' are not supported; supported: 'default' and 'linear'",
+            "of the type 'ntk' are not supported; supported: default, linear, llama3",
         ),
         (
             "gte",
