@@ -10,6 +10,7 @@ COMMANDS = {
     "serve": ("service.__main__", "serve models over HTTP, and explain their results"),
     "export": ("models.export.__main__", "export a model with options, to an artifact"),
     "encode": ("service.bulk.__main__", "encode files of texts"),
+    "eval": ("service.evaluation.__main__", "measure search with a model by relevance judgements"),
     "explain": ("service.explain_command", "score two texts or label one, and colour their words"),
 }
 

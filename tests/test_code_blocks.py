@@ -33,6 +33,7 @@ PAGES = [
     "README.md",
     "models/add_layer_norm/README.md",
     "service/bulk/README.md",
+    "service/evaluation/README.md",
     *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md"))),
 ]
 CLIENTS_PAGE = "docs/how-to/use-clients.md"

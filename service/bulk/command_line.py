@@ -11,10 +11,10 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from models.artifact import ArtifactError
 from models.engines import EngineError, Precision, select_engine
@@ -39,7 +39,9 @@ EPILOG = (
     "Exit status: 0: done; 1: failed, finished parts are kept; 2: an option was refused; "
     "3: done, with errors of records; 4: interrupted."
 )
-_INTERRUPTED = 4
+INTERRUPTED = 4
+
+Result = TypeVar("Result")
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -58,7 +60,8 @@ def _bytes(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def _model(text: str) -> Path:
+def model_path(text: str) -> Path:
+    """Return the path or name of a model, see `absolute_if_local`."""
     return Path(str(absolute_if_local(text)))
 
 
@@ -109,7 +112,12 @@ def build_parser() -> argparse.ArgumentParser:
 def add_job_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that apply on one machine and on a cluster."""
     add = parser.add_argument
-    add("--model", type=_model, required=True, help="artifact, folder, installed package or hub id")
+    add(
+        "--model",
+        type=model_path,
+        required=True,
+        help="artifact, folder, installed package or hub id",
+    )
     texts = parser.add_mutually_exclusive_group()
     texts.add_argument(
         "--text-column", default="text", help="column with the texts (default: text)"
@@ -130,14 +138,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--prompt-name", help="name of the prompt before each text (default: the model's default)")
     add("--kind", choices=KINDS, help="kind of results (default: by the model)")
-    add(
-        "--chunking",
-        choices=get_args(Strategy),
-        help="divide texts, for chunks and scores (default: texts are not divided)",
-    )
-    add("--chunk-size", type=int, help="tokens per chunk (default: as many as the model takes)")
-    add("--chunk-overlap", type=int, default=0, help="tokens that chunks share (default: 0)")
-    add("--late", action="store_true", help="late chunking: encode the whole text at once")
+    add_chunking(parser)
     add(
         "--highlight",
         type=int,
@@ -155,13 +156,26 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     add("--progress", choices=("auto", "json", "none"), default="auto", help="default: auto")
 
 
+def add_chunking(parser: argparse.ArgumentParser) -> None:
+    """Add the options of chunking."""
+    add = parser.add_argument
+    add(
+        "--chunking",
+        choices=get_args(Strategy),
+        help="divide texts, for chunks and scores (default: texts are not divided)",
+    )
+    add("--chunk-size", type=int, help="tokens per chunk (default: as many as the model takes)")
+    add("--chunk-overlap", type=int, default=0, help="tokens that chunks share (default: 0)")
+    add("--late", action="store_true", help="late chunking: encode the whole text at once")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     values = vars(build_parser().parse_args(arguments))
 
     def encode(report: Callable[[Progress], None]) -> Progress:
         options = options_of(values)
-        return asyncio.run(_encode(options, report))
+        return asyncio.run(interruptible(lambda stop: encode_files(options, report, stop)))
 
     return run_command("vitrine-encode", values.pop("progress"), encode)
 
@@ -176,25 +190,45 @@ def options_of(values: Mapping[str, Any]) -> BulkOptions:
         EngineError: The engine is unknown or unavailable on this machine.
         ArtifactError: The model cannot be found or exported; the message has the remedy.
     """
-    values = {**values, "inputs": tuple(values["inputs"])}
-    strategy = values.pop("chunking")
-    size, overlap, late = (values.pop(name) for name in ("chunk_size", "chunk_overlap", "late"))
-    values["chunking"] = None
-    if strategy is not None:
-        try:
-            chunking = Chunking(strategy=strategy, size=size, overlap=overlap, late=late)
-        except InvalidInput as error:
-            raise OptionError(error.detail) from None
-        values |= {"chunking": chunking, "kind": values["kind"] or "chunks"}
-    elif size is not None or overlap or late:
-        raise OptionError("--chunk-size, --chunk-overlap and --late need --chunking")
+    values = {**values, "inputs": tuple(values["inputs"]), "chunking": chunking_of(values)}
+    for name in ("chunk_size", "chunk_overlap", "late"):
+        del values[name]
+    if values["chunking"] is not None:
+        values["kind"] = values["kind"] or "chunks"
     options = BulkOptions(**values)
-    select_engine(None, options.engine, options.precision)  # before an export
+    return replace(options, model=exported(options.model, options.engine, options.precision))
+
+
+def chunking_of(values: Mapping[str, Any]) -> Chunking | None:
+    """Return how texts are divided, by the values of the command line; None: they are not.
+
+    Raises:
+        OptionError: An option is invalid.
+    """
+    size, overlap, late = (values[name] for name in ("chunk_size", "chunk_overlap", "late"))
+    if values["chunking"] is None:
+        if size is not None or overlap or late:
+            raise OptionError("--chunk-size, --chunk-overlap and --late need --chunking")
+        return None
     try:
-        path = artifact_of(options.model, options.engine, options.precision, cache=None)
+        return Chunking(strategy=values["chunking"], size=size, overlap=overlap, late=late)
+    except InvalidInput as error:
+        raise OptionError(error.detail) from None
+
+
+def exported(model: Path, engine: str, precision: Precision) -> Path:
+    """Return the path of a model's artifact; see `artifact_of`.
+
+    Raises:
+        OptionError: A file of the model cannot be read.
+        EngineError: The engine is unknown or unavailable on this machine.
+        ArtifactError: The model cannot be found or exported; the message has the remedy.
+    """
+    select_engine(None, engine, precision)  # before an export
+    try:
+        return artifact_of(model, engine, precision, cache=None)
     except OSError as error:
-        raise OptionError(f"{options.model} cannot be read: {error}") from error
-    return replace(options, model=path)
+        raise OptionError(f"{model} cannot be read: {error}") from error
 
 
 def run_command(
@@ -226,24 +260,29 @@ def run_command(
     else:
         print(f"{name}: {_summary(result)}", file=sys.stderr)
     if not result.is_complete:
-        return _INTERRUPTED
+        return INTERRUPTED
     return 3 if result.all_errors else 0
 
 
-async def _encode(options: BulkOptions, report: Callable[[Progress], None]) -> Progress:
+async def interruptible(job: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:
+    """Run a job, which a first SIGINT or SIGTERM ends after the current part, a second at once.
+
+    Args:
+        job: Runs the job until the event is set.
+    """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def interrupt() -> None:
         if stop.is_set():
             # A thread that waits for standard input would block an orderly end.
             print("interrupted; finished parts are kept", file=sys.stderr, flush=True)
-            os._exit(_INTERRUPTED)
+            os._exit(INTERRUPTED)
         stop.set()
         log.warning("the job ends after the current part; a second signal ends it now")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, interrupt)
-    return await encode_files(options, report, stop)
+    return await job(stop)
 
 
 def _summary(progress: Progress) -> str:

@@ -1,0 +1,16 @@
+"""`vitrine eval`, if the packages of the extra "eval" are installed."""
+
+import sys
+from collections.abc import Sequence
+
+from service.bulk.__main__ import run
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    packages = ("pyarrow", "rich", "pytrec_eval")
+    return run("vitrine eval", "eval", packages, "service.evaluation.command_line", arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

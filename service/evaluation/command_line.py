@@ -1,0 +1,170 @@
+"""`vitrine eval`: the command line of evaluations."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from models.artifact import ArtifactError
+from models.engines import EngineError, Precision
+from models.printable import printable
+from service.bulk.command_line import (
+    INTERRUPTED,
+    add_chunking,
+    chunking_of,
+    exported,
+    interruptible,
+    model_path,
+)
+from service.bulk.options import DTYPES, BulkError, BulkOptions, OptionError
+from service.bulk.progress import reporting
+from service.evaluation.collection import CollectionFiles
+from service.evaluation.evaluation import EvaluationOptions, evaluate
+from service.evaluation.measures import DEFAULT, parse_measures
+from service.inference.errors import VitrineError
+
+EPILOG = (
+    "Exit status: 0: done; 1: failed, what is finished is kept; 2: an option was refused; "
+    "4: interrupted."
+)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "vitrine eval",
+        description="Search a collection with a model, and measure the rankings by relevance "
+        "judgements. Started again with the same options, the command continues where it was "
+        "interrupted.",
+        epilog=EPILOG,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("output", type=Path, metavar="OUTPUT", help="folder for vectors, rankings and results")
+    add("--model", type=model_path, required=True, help="artifact, folder, package or hub id")
+    add(
+        "--beir", type=Path, metavar="FOLDER", help="corpus.*, queries.* and qrels/ (default: none)"
+    )
+    add("--split", default="test", help="judgements in qrels/ (default: test)")
+    add("--corpus", type=Path, metavar="FILE", help="documents (default: of --beir)")
+    add("--queries", type=Path, metavar="FILE", help="queries (default: of --beir)")
+    add("--qrels", type=Path, metavar="FILE", help="judgements (default: of --beir)")
+    add("--measures", default=DEFAULT, help=f"default: {DEFAULT}")
+    add(
+        "--ignore-identical-ids", action="store_true", help="leave out documents that are the query"
+    )
+    add("--query-prompt", default="query", help="name of the prompt of queries (default: query)")
+    add("--document-prompt", default="document", help="the same of documents (default: document)")
+    add("--dimensions", type=int, help="number of leading dimensions to keep (default: all)")
+    add("--dtype", choices=DTYPES, default="float32", help="type of vectors (default: float32)")
+    add_chunking(parser)
+    add(
+        "--reranker",
+        type=model_path,
+        help="model that ranks the best documents again (default: none)",
+    )
+    add("--rerank-top", type=int, default=100, help="number of these documents (default: 100)")
+    add("--engine", default="auto", help="onnxruntime, openvino or cuda (default: auto)")
+    add("--precision", choices=get_args(Precision), default="float32", help="default: float32")
+    add("--threads", type=int, default=0, help="number of threads (default: one per CPU)")
+    add("--progress", choices=("auto", "json", "none"), default="auto", help="default: auto")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    values = vars(_parser().parse_args(arguments))
+    try:
+        with reporting(values["progress"]) as report:
+            options = _options(values)
+            results = asyncio.run(interruptible(lambda stop: evaluate(options, report, stop)))
+    except (OptionError, ArtifactError, EngineError) as error:
+        return _failed(error, 2)
+    except (BulkError, VitrineError) as error:
+        return _failed(error, 1)
+    if results is None:
+        print("vitrine eval: interrupted: start again with the same options", file=sys.stderr)
+        return INTERRUPTED
+    _show(results, options.folder)
+    return 0
+
+
+def _failed(error: Exception, status: int) -> int:
+    print(printable(f"vitrine eval: {error}"), file=sys.stderr)
+    return status
+
+
+def _options(values: Mapping[str, Any]) -> EvaluationOptions:
+    """Return the settings of an evaluation by the values of the command line.
+
+    Raises:
+        OptionError: An option is invalid.
+        EngineError: An engine is unknown or unavailable on this machine.
+        ArtifactError: A model cannot be found or exported.
+    """
+    measures = tuple(parse_measures(values["measures"]))
+    if values["rerank_top"] < 1:
+        raise OptionError("--rerank-top must be at least 1")
+    files = _files(values)
+    shared = {name: values[name] for name in ("engine", "precision", "threads")}
+    folder: Path = values["output"]
+    # Inputs and outputs of the jobs are set when they run.
+    own: dict[str, Any] = {"inputs": (), "output": folder, **shared}
+    vectors = {
+        **own,
+        "model": exported(values["model"], values["engine"], values["precision"]),
+        "id_column": "id",
+    }
+    vectors |= {name: values[name] for name in ("dimensions", "dtype")}
+    chunking = chunking_of(values)
+    documents = BulkOptions(
+        **vectors,
+        prompt_name=values["document_prompt"],
+        chunking=chunking,
+        kind=None if chunking is None else "chunks",
+    )
+    reranker = None
+    if values["reranker"] is not None:
+        model = exported(values["reranker"], values["engine"], values["precision"])
+        columns = ("query_id", "document_id")
+        reranker = BulkOptions(**own, model=model, columns=columns, kind="scores")
+    return EvaluationOptions(
+        files=files,
+        folder=folder,
+        measures=measures,
+        documents=documents,
+        queries=BulkOptions(**vectors, prompt_name=values["query_prompt"]),
+        reranker=reranker,
+        rerank_top=values["rerank_top"],
+        ignores_identical_ids=values["ignore_identical_ids"],
+    )
+
+
+def _files(values: Mapping[str, Any]) -> CollectionFiles:
+    own = [values[name] for name in ("corpus", "queries", "qrels")]
+    if values["beir"] is not None and not any(own):
+        return CollectionFiles.in_folder(values["beir"], values["split"])
+    if values["beir"] is not None or not all(own):
+        raise OptionError("give --beir, or --corpus, --queries and --qrels")
+    return CollectionFiles(*own)
+
+
+def _show(results: Mapping[str, Any], folder: Path) -> None:
+    counts = results["collection"]
+    table = Table("measure", "mean", box=None, pad_edge=False)
+    for name, value in results["measures"].items():
+        table.add_row(name, f"{value:.4f}")
+    Console().print(table)
+    print(
+        f"{counts['queries']:,} queries, {counts['documents']:,} documents, "
+        f"{counts['judgements']:,} judgements; {folder}/results.json has each query's"
+    )
+    if unknown := counts["judgements_of_unknown_documents"]:
+        print(f"{unknown:,} judgements are of documents that the corpus does not have")
+    for name, job in results["jobs"].items():
+        if job["errors"]:
+            print(f"{job['errors']:,} of the {name} have errors; {folder}/{name} has them")

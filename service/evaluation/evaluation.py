@@ -1,0 +1,252 @@
+"""An evaluation: vectors by bulk jobs, rankings, scores of a reranker, measures, and their files.
+
+    FOLDER/documents.parquet, queries.parquet   ids and texts
+    FOLDER/documents/, FOLDER/queries/          outputs of bulk jobs: their vectors
+    FOLDER/pairs.parquet, FOLDER/pairs/         the best documents of each query, and their scores
+    FOLDER/run.trec                             the rankings, in TREC's format
+    FOLDER/results.json                         settings, measures, and measures of each query
+
+A job that was interrupted continues where it was.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from models.artifact import Artifact
+from service.bulk.job import encode_files, writing
+from service.bulk.opening import checked_kind
+from service.bulk.options import BulkOptions, OptionError
+from service.bulk.parts import METADATA
+from service.bulk.progress import Progress
+from service.evaluation.collection import CollectionFiles, JudgedTexts, read_collection
+from service.evaluation.measures import Measure, means, measure
+from service.evaluation.ranking import Rankings, Similarity, Vectors, rank
+
+_PAIRS = pa.schema(
+    [pa.field(name, pa.string()) for name in ("query_id", "document_id", "query", "text")]
+)
+# Key of the hash of the rankings in the metadata of the pairs' file.
+_RANKINGS = b"vitrine rankings"
+# Number of documents whose texts are read at once.
+_BLOCK_ROWS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationOptions:
+    """Settings of an evaluation.
+
+    Attributes:
+        files: Files of the collection.
+        folder: Folder for the results.
+        measures: What is measured.
+        documents: Settings of the bulk job for the documents; its inputs and output are ignored.
+        queries: The same for the queries.
+        reranker: The same for pairs of a query and its best documents; None: they keep the ranking
+            by their vectors.
+        rerank_top: Number of documents per query that the reranker ranks.
+        ignores_identical_ids: Whether documents with the id of the query are left out of its
+            ranking: in some collections the queries are documents.
+    """
+
+    files: CollectionFiles
+    folder: Path
+    measures: tuple[Measure, ...]
+    documents: BulkOptions
+    queries: BulkOptions
+    reranker: BulkOptions | None = None
+    rerank_top: int = 100
+    ignores_identical_ids: bool = False
+
+    @property
+    def depth(self) -> int:
+        """Number of documents per query that are ranked."""
+        return max(self.rerank_top if self.reranker else 1, *(own.cut for own in self.measures))
+
+
+Report = Callable[[Progress], None]
+
+
+async def evaluate(
+    options: EvaluationOptions, report: Report, stop: asyncio.Event
+) -> dict[str, Any] | None:
+    """Evaluate a model, and write and return the content of results.json.
+
+    Args:
+        options: Settings of the evaluation.
+        report: Called with the state of each bulk job.
+        stop: Ends the evaluation after the current part of a job, if it is set; it returns None.
+
+    Raises:
+        OptionError: A setting is invalid, or the folder has the results of other settings.
+        BulkError: A file cannot be read or written, or is invalid.
+        ArtifactError: An artifact is incomplete or invalid.
+        EngineError: An engine is unavailable on this machine, or fails the self-check.
+        VitrineError: An engine has stopped.
+    """
+    similarity = _similarity(options)
+    if options.reranker is not None:
+        checked_kind(options.reranker)
+    with writing(options.folder):
+        options.folder.mkdir(parents=True, exist_ok=True)
+    texts = await asyncio.to_thread(read_collection, options.files, options.folder)
+
+    async def finishes(name: str, settings: BulkOptions) -> bool:
+        path = options.folder / name
+        job = replace(settings, inputs=(str(path.with_suffix(".parquet")),), output=path)
+        return (await encode_files(job, report, stop)).is_complete
+
+    jobs = {"documents": options.documents, "queries": options.queries}
+    for name, settings in jobs.items():
+        if not await finishes(name, settings):
+            return None
+    rankings = await asyncio.to_thread(_ranked, options, texts, similarity)
+    if options.reranker is not None:
+        jobs["pairs"] = options.reranker
+        with writing(options.folder):
+            await asyncio.to_thread(_write_pairs, options, texts, rankings)
+        if not await finishes("pairs", options.reranker):
+            return None
+        rankings = await asyncio.to_thread(_reranked, options.folder / "pairs", rankings)
+    values = measure(options.measures, texts.judgements, rankings)
+    results = {
+        "measures": means(values),
+        "collection": _description(texts),
+        "jobs": {name: _job_description(options.folder / name) for name in jobs},
+        "rerank_top": options.rerank_top if options.reranker else None,
+        "ignores_identical_ids": options.ignores_identical_ids,
+        "queries": values,
+    }
+    with writing(options.folder):
+        _write(options.folder / "run.trec", _trec_lines(rankings))
+        _write(options.folder / "results.json", [orjson.dumps(results, option=orjson.OPT_INDENT_2)])
+    return results
+
+
+def _similarity(options: EvaluationOptions) -> Similarity:
+    """Return how the model's vectors are compared.
+
+    Raises:
+        OptionError: It has no vectors.
+    """
+    manifest = Artifact.load(options.documents.model).manifest
+    kinds = {checked_kind(own) for own in (options.documents, options.queries)}
+    if manifest.similarity is None or kinds & {"scores", "labels"}:
+        raise OptionError(
+            f"the model {manifest.name} has no vectors to search with; a reranker ranks what "
+            "another model has found: give it as --reranker"
+        )
+    return Similarity(manifest.similarity, manifest.vocab_size)
+
+
+def _ranked(options: EvaluationOptions, texts: JudgedTexts, similarity: Similarity) -> Rankings:
+    queries, documents = (
+        Vectors(options.folder / name, ids, checked_kind(job), job.dtype)
+        for name, ids, job in (
+            ("queries", texts.query_ids, options.queries),
+            ("documents", texts.document_ids, options.documents),
+        )
+    )
+    if not options.ignores_identical_ids:
+        return rank(queries, documents, similarity, options.depth)
+    rankings = rank(queries, documents, similarity, options.depth + 1)
+    return {
+        query: dict([item for item in own.items() if item[0] != query][: options.depth])
+        for query, own in rankings.items()
+    }
+
+
+def _write_pairs(options: EvaluationOptions, texts: JudgedTexts, rankings: Rankings) -> None:
+    """Write the best documents of each query with both texts, in the order of the documents.
+
+    Raises:
+        OptionError: The folder has those of other rankings.
+    """
+    target = options.folder / "pairs.parquet"
+    best = {query: list(own)[: options.rerank_top] for query, own in rankings.items()}
+    own = hashlib.sha256(orjson.dumps(best, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    schema = _PAIRS.with_metadata({_RANKINGS: own})
+    if not target.exists():
+        partial = target.with_name(f".{target.name}.partial")
+        with pq.ParquetWriter(partial, schema) as writer:
+            for columns in _pairs(texts, best):
+                writer.write_batch(pa.record_batch(columns, schema))
+        partial.rename(target)
+    if pq.read_schema(target).metadata[_RANKINGS] != own.encode():
+        raise OptionError(f"{target} is of other rankings; choose another folder")
+
+
+def _pairs(texts: JudgedTexts, best: dict[str, list[str]]) -> Iterator[list[list[str]]]:
+    queries_of: dict[str, list[str]] = {}
+    for query, documents in best.items():
+        for document in documents:
+            queries_of.setdefault(document, []).append(query)
+    table = pq.read_table(texts.queries)
+    query_texts = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    for batch in pq.ParquetFile(texts.documents).iter_batches(_BLOCK_ROWS):
+        rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        pairs = [
+            (query, document, query_texts[query], text)
+            for document, text in rows
+            for query in queries_of.get(document, ())
+        ]
+        if pairs:
+            yield [list(column) for column in zip(*pairs, strict=True)]
+
+
+def _reranked(folder: Path, rankings: Rankings) -> Rankings:
+    """Return the rankings by the scores of pairs; other documents follow in their order."""
+    scores: dict[str, dict[str, float]] = {query: {} for query in rankings}
+    for path in sorted(folder.glob("part-*.parquet")):
+        table = pq.read_table(path, columns=["query_id", "document_id", "score"])
+        table = table.filter(pc.is_valid(table.column("score")))
+        for query, document, score in zip(*(c.to_pylist() for c in table.columns), strict=True):
+            scores[query][document] = score
+    reranked = {}
+    for query, own in scores.items():
+        first = dict(sorted(own.items(), key=lambda item: (item[1], item[0]), reverse=True))
+        lowest = min(first.values(), default=0.0)
+        rest = [document for document in rankings[query] if document not in own]
+        reranked[query] = first | {rest[i]: lowest - 1 - i for i in range(len(rest))}
+    return reranked
+
+
+def _description(texts: JudgedTexts) -> dict[str, object]:
+    known = set(texts.document_ids)
+    judged = [document for own in texts.judgements.values() for document in own]
+    return {
+        "sha256": texts.sha256,
+        "documents": len(known),
+        "queries": len(texts.query_ids),
+        "judgements": len(judged),
+        "judgements_of_unknown_documents": sum(document not in known for document in judged),
+    }
+
+
+def _job_description(folder: Path) -> dict[str, object]:
+    """Return the settings of a bulk job, which its files have, and the number of its errors."""
+    parts = sorted(folder.glob("part-*.parquet"))
+    settings: dict[str, object] = orjson.loads(pq.read_schema(parts[0]).metadata[METADATA])
+    errors = [pq.read_table(path, columns=["error"]).column(0) for path in parts]
+    return settings | {"errors": sum(len(column) - column.null_count for column in errors)}
+
+
+def _trec_lines(rankings: Rankings) -> Iterator[bytes]:
+    for query, own in rankings.items():
+        for position, (document, score) in enumerate(own.items(), 1):
+            yield f"{query} Q0 {document} {position} {score!r} vitrine\n".encode()
+
+
+def _write(path: Path, lines: Iterable[bytes]) -> None:
+    partial = path.with_name(f".{path.name}.partial")
+    with partial.open("wb") as file:
+        file.writelines(lines)
+    partial.rename(path)

@@ -1,0 +1,380 @@
+"""Evaluations: rankings and measures of each kind of model, and what is kept and refused."""
+
+import asyncio
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sentence_transformers import (
+    CrossEncoder,
+    MultiVectorEncoder,
+    SentenceTransformer,
+    SparseEncoder,
+)
+from sentence_transformers.multi_vector_encoder.evaluation import (
+    MultiVectorInformationRetrievalEvaluator,
+)
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+from sentence_transformers.sparse_encoder.evaluation import SparseInformationRetrievalEvaluator
+
+import vitrine
+from models.artifact import Artifact
+from models.quantization import OutputDtype
+from service.bulk.options import BulkError, BulkOptions, OptionError
+from service.bulk.progress import Progress
+from service.evaluation.collection import CollectionFiles
+from service.evaluation.command_line import main
+from service.evaluation.evaluation import EvaluationOptions, evaluate
+from service.evaluation.measures import Measure
+from service.inference.tokenizing.chunking import Chunking
+from tests.service.evaluation.conftest import Evaluate
+
+
+def texts_of(folder: Path, name: str) -> dict[str, str]:
+    """Return the texts of a collection's documents or queries, by id."""
+    records = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
+    return {own["_id"]: f"{own.get('title', '')} {own['text']}".strip() for own in records}
+
+
+def judgements_of(folder: Path) -> dict[str, dict[str, int]]:
+    judgements: dict[str, dict[str, int]] = {}
+    for line in (folder / "qrels" / "test.tsv").read_text().splitlines()[1:]:
+        query, document, grade = line.split("\t")
+        judgements.setdefault(query, {})[document] = int(grade)
+    return judgements
+
+
+def rankings_of(output: Path) -> dict[str, dict[str, float]]:
+    rankings: dict[str, dict[str, float]] = {}
+    for line in (output / "run.trec").read_text().splitlines():
+        query, _, document, _, score, _ = line.split(" ")
+        rankings.setdefault(query, {})[document] = float(score)
+    return rankings
+
+
+def oracle_measures(kind: Callable[..., Any], model: object, folder: Path) -> dict[str, float]:
+    """Return what sentence-transformers measures; it knows relevance 0 and 1 only."""
+    judgements = judgements_of(folder)
+    queries = texts_of(folder, "queries")
+    evaluator = kind(
+        {query: queries[query] for query in judgements},
+        texts_of(folder, "corpus"),
+        {query: set(own) for query, own in judgements.items()},
+        mrr_at_k=[10],
+        accuracy_at_k=[3],
+        precision_recall_at_k=[5],
+        map_at_k=[10],
+        show_progress_bar=False,
+    )
+    found = evaluator(model)
+    names = {"recall@5": "recall@5", "MRR@10": "mrr@10", "hits@3": "accuracy@3"}
+    return {
+        ours: next(value for name, value in found.items() if name.endswith(theirs))
+        for ours, theirs in names.items()
+    }
+
+
+def test_measures_of_dense_vectors_equal_those_of_sentence_transformers(
+    run: Evaluate, collection: Path, small_folder: Path
+) -> None:
+    results = run()
+    model = SentenceTransformer(str(small_folder), device="cpu")
+    expected = oracle_measures(InformationRetrievalEvaluator, model, collection)
+    assert {name: results["measures"][name] for name in expected} == pytest.approx(expected)
+    assert 0 < results["measures"]["nDCG@10"] < 1
+    assert len(results["queries"]) == 40
+    assert results["collection"] | {"sha256": ""} == {
+        "sha256": "",
+        "documents": 150,
+        "queries": 40,
+        "judgements": 120,
+        "judgements_of_unknown_documents": 0,
+    }
+
+
+def test_measures_of_sparse_and_multi_vectors_equal_those_of_sentence_transformers(
+    run: Evaluate,
+    small_words: Path,
+    sparse_encoder: tuple[SparseEncoder, Artifact],
+    multi_encoder: tuple[MultiVectorEncoder, Artifact],
+    tmp_path: Path,
+) -> None:
+    for name, evaluator, (model, artifact) in (
+        ("sparse", SparseInformationRetrievalEvaluator, sparse_encoder),
+        ("multi", MultiVectorInformationRetrievalEvaluator, multi_encoder),
+    ):
+        results = run(folder=small_words, model=artifact.path, output=tmp_path / name)
+        expected = oracle_measures(evaluator, model, small_words)
+        own = {measure: results["measures"][measure] for measure in expected}
+        assert own == pytest.approx(expected), name
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8", "uint8", "binary", "ubinary"])
+def test_codes_are_ranked_by_dot_products_and_bits_by_those_that_are_equal(
+    run: Evaluate,
+    calibrated_artifact: Artifact,
+    collection: Path,
+    tmp_path: Path,
+    dtype: OutputDtype | Literal["float16"],
+) -> None:
+    run(model=calibrated_artifact.path, settings={"dtype": dtype})
+    texts = {name: texts_of(collection, name) for name in ("queries", "corpus")}
+    with vitrine.SyncModel(calibrated_artifact.path) as model:
+        own: dict[str, Any] = {}
+        for name, prompt in (("queries", "query"), ("corpus", "document")):
+            vectors = model.encode(list(texts[name].values()), prompt_name=prompt).vectors
+            if dtype == "float16":
+                own[name] = vectors.astype(np.float16).astype(np.float64)
+            else:
+                own[name] = model.quantizer(dtype)(vectors).astype(np.float64)
+    if dtype.endswith("binary"):
+        bits = {
+            name: np.unpackbits(
+                (codes + (128 if dtype == "binary" else 0)).astype(np.uint8), axis=1
+            )
+            for name, codes in own.items()
+        }
+        scores = 32 - 2.0 * (bits["queries"][:, None] != bits["corpus"]).sum(axis=-1)
+    elif dtype == "float16":
+        units = {name: v / np.linalg.norm(v, axis=1, keepdims=True) for name, v in own.items()}
+        scores = units["queries"] @ units["corpus"].T
+    else:
+        shift = 128 if dtype == "uint8" else 0
+        scores = (own["queries"] - shift) @ (own["corpus"] - shift).T
+    rankings = rankings_of(tmp_path / "output")
+    documents = list(texts["corpus"])
+    for index, query in enumerate(texts["queries"]):
+        if query not in rankings:
+            continue
+        best = sorted(range(150), key=lambda i: (np.float32(scores[index, i]), documents[i]))
+        expected = {documents[i]: scores[index, i] for i in best[::-1][:10]}
+        assert rankings[query] == pytest.approx(expected, rel=1e-5), query
+        if dtype != "float16":
+            assert list(rankings[query]) == list(expected)
+
+
+def test_document_has_the_score_of_its_best_chunk(
+    run: Evaluate, small_artifact: Artifact, collection: Path, tmp_path: Path
+) -> None:
+    chunking = Chunking(strategy="tokens", size=5)
+    run(documents={"chunking": chunking, "kind": "chunks"})
+    rankings = rankings_of(tmp_path / "output")
+    queries, documents = texts_of(collection, "queries"), texts_of(collection, "corpus")
+    with vitrine.SyncModel(small_artifact.path) as model:
+        for query in ("q0", "q7"):
+            names = list(rankings[query])
+            own = [documents[name] for name in names]
+            scores = model.score(queries[query], own, chunking=chunking).scores
+            np.testing.assert_allclose(list(rankings[query].values()), scores, atol=1e-6)
+
+
+def test_reranker_orders_the_best_documents_and_the_others_follow(
+    run: Evaluate,
+    reranker: Artifact,
+    cross_encoder: CrossEncoder,
+    small_words: Path,
+    sparse_encoder: tuple[SparseEncoder, Artifact],
+    tmp_path: Path,
+) -> None:
+    _, artifact = sparse_encoder
+    run(folder=small_words, model=artifact.path, output=tmp_path / "first")
+    first = rankings_of(tmp_path / "first")
+    results = run(folder=small_words, model=artifact.path, rerank_with=reranker.path, rerank_top=6)
+    second = rankings_of(tmp_path / "output")
+    queries, documents = texts_of(small_words, "queries"), texts_of(small_words, "corpus")
+    for query, ranking in first.items():
+        best = list(ranking)[:6]
+        scores = cross_encoder.predict([(queries[query], documents[own]) for own in best])
+        expected = dict(zip(best, scores.tolist(), strict=True))
+        assert set(list(second[query])[:6]) == set(best)
+        assert {own: second[query][own] for own in best} == pytest.approx(expected, abs=1e-6)
+        assert list(second[query])[6:] == list(ranking)[6:10]
+        assert list(second[query].values()) == sorted(second[query].values(), reverse=True)
+    assert results["jobs"]["pairs"]["--kind"] == "scores"
+
+
+def test_documents_with_equal_texts_are_ranked_by_the_greater_id(
+    run: Evaluate, tmp_path: Path
+) -> None:
+    folder = tmp_path / "own"
+    (folder / "qrels").mkdir(parents=True)
+    ids = [f"d{number:02}" for number in range(30)]
+    lines = [json.dumps({"id": own, "text": "the same text"}) for own in ids]
+    (folder / "corpus.jsonl").write_text("\n".join([*lines[10:], *lines[:10]]))
+    (folder / "queries.jsonl").write_text(json.dumps({"id": 7, "text": "a text"}))
+    (folder / "qrels" / "test.tsv").write_text("7 0 d25 1\n7 0 d99 1\n")
+    results = run(folder=folder)
+    assert list(rankings_of(tmp_path / "output")["7"]) == ids[:19:-1]
+    assert results["measures"]["MRR@10"] == pytest.approx(1 / 5)
+    assert results["collection"]["judgements_of_unknown_documents"] == 1
+
+
+def test_documents_with_the_id_of_the_query_can_be_left_out(run: Evaluate, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    (folder / "qrels").mkdir(parents=True)
+    texts = "".join(json.dumps({"_id": own, "text": f"text {own}"}) + "\n" for own in "abc")
+    for name in ("corpus", "queries"):
+        (folder / f"{name}.jsonl").write_text(texts)
+    (folder / "qrels" / "test.tsv").write_text("a 0 b 1\nb 0 c 1\n")
+    run(folder=folder, output=tmp_path / "all")
+    assert next(iter(rankings_of(tmp_path / "all")["a"])) == "a"
+    run(folder=folder, ignores_identical_ids=True)
+    assert {q: set(own) for q, own in rankings_of(tmp_path / "output").items()} == {
+        "a": {"b", "c"},
+        "b": {"a", "c"},
+    }
+
+
+def test_formats_of_files_give_the_same_results(
+    run: Evaluate, collection: Path, tmp_path: Path
+) -> None:
+    judgements = judgements_of(collection)
+    rows = [(query, own, grade) for query, of in judgements.items() for own, grade in of.items()]
+    columns = ("query-id", "corpus-id", "score")
+    (tmp_path / "trec.txt").write_text("".join(f"{q} 0  {d}\t{g}\n" for q, d, g in rows))
+    lines = (json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
+    (tmp_path / "qrels.jsonl").write_text("".join(lines))
+    table = pa.table(dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)))
+    pq.write_table(table, tmp_path / "qrels.parquet")
+    documents = texts_of(collection, "corpus")
+    table = pa.table({"id": list(documents), "text": list(documents.values())})
+    pq.write_table(table, tmp_path / "corpus.parquet")
+    expected = run(output=tmp_path / "expected")["queries"]
+    for name in ("trec.txt", "qrels.jsonl", "qrels.parquet"):
+        files = CollectionFiles(
+            tmp_path / "corpus.parquet", collection / "queries.jsonl", tmp_path / name
+        )
+        assert run(files=files, output=tmp_path / f"output {name}")["queries"] == expected, name
+
+
+def test_second_run_keeps_what_the_first_has_written(run: Evaluate, tmp_path: Path) -> None:
+    results = run()
+    written = tmp_path / "output" / "documents" / "part-00000.parquet"
+    before = written.stat()
+    assert run() == results
+    assert written.stat() == before
+
+
+def test_evaluation_that_is_stopped_goes_on_where_it_was(
+    collection: Path, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    vectors: dict[str, Any] = {
+        "inputs": (),
+        "output": tmp_path,
+        "model": small_artifact.path,
+        "threads": 2,
+        "part_rows": 30,
+    }
+    options = EvaluationOptions(
+        files=CollectionFiles.in_folder(collection, "test"),
+        folder=tmp_path / "output",
+        measures=(Measure("ndcg", 10),),
+        documents=BulkOptions(**vectors),
+        queries=BulkOptions(**vectors),
+    )
+
+    async def stopped() -> dict[str, Any] | None:
+        stop = asyncio.Event()
+        return await evaluate(options, lambda _: stop.set(), stop)
+
+    assert asyncio.run(stopped()) is None
+    parts = tmp_path / "output" / "documents"
+    finished = len(list(parts.glob("part-*.parquet")))
+    assert 1 <= finished < 5
+    reports: list[Progress] = []
+    assert asyncio.run(evaluate(options, reports.append, asyncio.Event())) is not None
+    assert len(list(parts.glob("part-*.parquet"))) == 5
+    assert reports[0].kept + reports[0].rows == 150
+    assert reports[0].kept == 30 * finished
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"documents": {"dimensions": 8}}, "--dimensions"),
+        ({"folder": "other"}, "other texts than those of .*corpus.jsonl"),
+    ],
+)
+def test_folder_of_other_settings_or_texts_is_refused(
+    run: Evaluate, collection: Path, tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    run()
+    if "folder" in change:
+        change = {"folder": tmp_path / "other"}
+        shutil.copytree(collection, change["folder"])
+        with (change["folder"] / "corpus.jsonl").open("a") as file:
+            file.write(json.dumps({"_id": "new", "title": "", "text": "new"}) + "\n")
+    with pytest.raises(OptionError, match=message):
+        run(**change)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n{"_id": "a", "text": "y"}', "the id 'a'"),
+        (
+            "corpus.jsonl",
+            '{"_id": "a", "text": "x"}\n{"_id": null, "text": "y"}',
+            "record 1: its id",
+        ),
+        ("corpus.jsonl", '{"_id": "a b", "text": "x"}', "id 'a b' is empty or has white space"),
+        (
+            "corpus.jsonl",
+            '{"_id": "a", "body": "x"}',
+            "no column 'text'; its columns are: _id, body",
+        ),
+        ("corpus.jsonl", '{"name": "a", "text": "x"}', "no column 'id'"),
+        (
+            "queries.jsonl",
+            '{"_id": "q0", "text": "x"}',
+            "judges the query 'q1'.*no text in .*queries.jsonl",
+        ),
+        ("qrels/test.tsv", "q0\td1\tone\n", "line 1: a judgement has"),
+        ("qrels/test.tsv", "q0\td1\t1\nq0 d1 1 2 3\n", "line 2: a judgement has"),
+        ("qrels/test.tsv", "q0\td1\t0.5\n", "line 1: a judgement has"),
+        ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
+    ],
+)
+def test_invalid_files_are_refused_by_name_and_record(
+    run: Evaluate, collection: Path, tmp_path: Path, file: str, content: str, message: str
+) -> None:
+    folder = tmp_path / "own"
+    shutil.copytree(collection, folder)
+    (folder / file).write_text(content)
+    with pytest.raises(BulkError, match=message) as error:
+        run(folder=folder)
+    assert str(folder / file) in str(error.value)
+
+
+def test_models_without_vectors_are_refused(run: Evaluate, reranker: Artifact) -> None:
+    with pytest.raises(OptionError, match="has no vectors to search with; a reranker ranks"):
+        run(model=reranker.path)
+
+
+def test_command_prints_the_measures_and_says_what_is_wrong(
+    collection: Path, small_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(tmp_path / "output"), "--model", str(small_artifact.path), "--threads", "2"]
+    assert main([*arguments, "--beir", str(collection), "--measures", "nDCG@3,recall@1"]) == 0
+    shown = capsys.readouterr().out.split()
+    results = json.loads((tmp_path / "output" / "results.json").read_text())
+    assert shown[2:6] == [
+        *("nDCG@3", f"{results['measures']['nDCG@3']:.4f}"),
+        *("recall@1", f"{results['measures']['recall@1']:.4f}"),
+    ]
+    for wrong, message in (
+        ([], "give --beir, or --corpus, --queries and --qrels"),
+        (["--beir", str(collection), "--split", "dev"], "must have one file dev.*; it has none"),
+        (["--beir", str(collection), "--measures", "map@3"], "'map@3' is no measure"),
+        (["--beir", str(collection), "--rerank-top", "0"], "--rerank-top must be at least 1"),
+        (["--beir", str(collection), "--late"], "need --chunking"),
+        (["--beir", str(collection), "--query-prompt", "x"], "unknown prompt"),
+    ):
+        assert main([*arguments[:-2], *wrong]) == 2, wrong
+        assert message in capsys.readouterr().err
