@@ -5,9 +5,10 @@ read them.
 """
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from textwrap import shorten
 
@@ -20,6 +21,7 @@ from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.readers import Block
 from service.bulk.sources import Source, open_source, reading
 from service.bulk.texts import copied_array, items_of
+from service.inference.tokenizing.sentences import sentence_starts
 
 # Relevance of documents, by the id of the query and of the document; above 0: relevant.
 Judgements = Mapping[str, Mapping[str, int]]
@@ -34,6 +36,8 @@ _CORPUS, _QUERIES, _QRELS = "corpus", "queries", "qrels"
 _JUDGEMENT_COLUMNS = ("query-id", "corpus-id", "score")
 # https://github.com/usnistgov/trec_eval: query, ignored iteration, document, relevance
 _TREC_FIELDS = 4
+# Number of words of the shortest sentence that is a query.
+_MIN_WORDS = 5
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,16 @@ class CollectionFiles:
     Attributes:
         corpus: Documents, with the columns `_id` or `id`, `text`, and optionally `title`, which is
             put before the text.
-        queries: Queries, with the columns `_id` or `id`, and `text`.
-        judgements: Lines of TREC, BEIR's TSV, JSON Lines or Parquet.
+        queries: Queries, with the columns `_id` or `id`, and `text`; None: known items. Each is a
+            random sentence of a document, which is the relevant one.
+        judgements: Lines of TREC, BEIR's TSV, JSON Lines or Parquet; None: there are none.
+        known_items: Number of known items, at most.
     """
 
     corpus: Path
-    queries: Path
-    judgements: Path
+    queries: Path | None
+    judgements: Path | None
+    known_items: int = 0
 
     @classmethod
     def in_folder(cls, folder: Path, split: str) -> "CollectionFiles":
@@ -58,20 +65,20 @@ class CollectionFiles:
         Raises:
             OptionError: A file is missing, or there are several.
         """
-        corpus, queries = (_only(folder, name) for name in (_CORPUS, _QUERIES))
-        return cls(corpus, queries, _only(folder / _QRELS, split))
+        corpus, queries = (the_file(folder, name) for name in (_CORPUS, _QUERIES))
+        return cls(corpus, queries, the_file(folder / _QRELS, split))
 
 
 @dataclass(frozen=True)
 class JudgedTexts:
-    """A collection that was read.
+    """Documents and queries that were read, and judgements.
 
     Attributes:
         documents: Parquet file with the columns "id" and "text" of the documents.
-        queries: The same of the judged queries.
+        queries: The same of the queries: the judged ones, or all without judgements.
         document_ids: Ids of the documents, in their order.
-        query_ids: Ids of the judged queries, in their order.
-        judgements: Relevance of documents to these queries.
+        query_ids: Ids of the queries, in their order.
+        judgements: Relevance of documents to these queries; empty: there are no judgements.
         sha256: Hash of the content of all files, in hexadecimal.
     """
 
@@ -91,25 +98,92 @@ def read_collection(files: CollectionFiles, folder: Path) -> JudgedTexts:
         BulkError: A file cannot be read, a record has no id or text or the id of another, or a
             judgement is invalid or of an unknown query; the message names it.
     """
-    with reading(str(files.judgements)):
-        judgements = _judgements(files.judgements)
     documents, queries = folder / "documents.parquet", folder / "queries.parquet"
-    sources = [_TextFile(path, folder) for path in (files.corpus, files.queries)]
-    document_ids = sources[0].write(documents, None)
-    query_ids = sources[1].write(queries, judgements.keys())
+    corpus = _TextFile(files.corpus, folder)
+    document_ids = corpus.write(documents, None)
+    content = [corpus.sha256]
+    if files.queries is None:
+        query_ids = _write_known_items(files.known_items, documents, queries, corpus.sha256)
+        judgements = {query: {query: 1} for query in query_ids}
+    else:
+        judgements = _judgements(files.judgements) if files.judgements else {}
+        own = _TextFile(files.queries, folder)
+        query_ids = own.write(queries, judgements.keys() or None)
+        content.append(own.sha256)
     if unknown := sorted(judgements.keys() - set(query_ids))[:1]:
         raise BulkError(
             f"{files.judgements} judges the query {unknown[0]!r}, which has no text in "
             f"{files.queries}"
         )
-    content = hashlib.sha256(orjson.dumps(judgements, option=orjson.OPT_SORT_KEYS))
-    for source in sources:
-        content.update(source.sha256.encode())
-    digest = content.hexdigest()
+    digest = _sha256([content, judgements])
     return JudgedTexts(documents, queries, document_ids, query_ids, judgements, digest)
 
 
-def _only(folder: Path, name: str) -> Path:
+def _write_known_items(count: int, documents: Path, target: Path, corpus_sha256: str) -> list[str]:
+    """Write a random sentence of each of some documents, and return the documents' ids.
+
+    Raises:
+        BulkError: No document has several sentences of `_MIN_WORDS` words or more.
+    """
+    chance = random.Random(0)  # noqa: S311
+    items: list[tuple[str, str]] = []
+    eligible = 0
+    for batch in pq.ParquetFile(documents).iter_batches():
+        for own, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+            bounds = pairwise([0, *sentence_starts(text), len(text)])
+            sentences = [" ".join(text[start:end].split()) for start, end in bounds]
+            sentences = [one for one in sentences if one.count(" ") >= _MIN_WORDS - 1]
+            if len(sentences) < 2:
+                continue
+            item = own, chance.choice(sentences)
+            eligible += 1
+            if len(items) < count:
+                items.append(item)
+            elif (place := chance.randrange(eligible)) < count:  # each is as likely to be kept
+                items[place] = item
+    if not items:
+        raise BulkError(
+            f"no document has two sentences of {_MIN_WORDS} words or more, of which one could be a "
+            "query"
+        )
+    ids, texts = map(list, zip(*items, strict=True))
+    return _written(target, _sha256(["known items", corpus_sha256, count]), [[ids, texts]])
+
+
+def _written(target: Path, content: str, columns: Iterable[list[list[str]]]) -> list[str]:
+    """Write ids and texts to a Parquet file, unless it has them, and return the ids.
+
+    Args:
+        target: Path of the file.
+        content: Hash of what determines the ids and texts.
+        columns: Ids and texts, in blocks.
+
+    Raises:
+        OptionError: The file has other texts.
+    """
+    schema = _SCHEMA.with_metadata({_CONTENT: content})
+    if not target.exists():
+        partial = target.with_name(f".{target.name}.partial")
+        with pq.ParquetWriter(partial, schema) as writer:
+            for block in columns:
+                writer.write_batch(pa.record_batch(block, schema))
+        partial.rename(target)
+    if pq.read_schema(target).metadata[_CONTENT] != content.encode():
+        raise OptionError(f"{target} has other texts than those given; choose another folder")
+    ids: list[str] = pq.read_table(target, columns=["id"]).column(0).to_pylist()
+    return ids
+
+
+def _sha256(content: object) -> str:
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def the_file(folder: Path, name: str) -> Path:
+    """Return the only file with a name and any suffix.
+
+    Raises:
+        OptionError: There is none, or there are several.
+    """
     matches = sorted(path for path in folder.glob(f"{name}.*") if path.is_file())
     if len(matches) != 1:
         found = ", ".join(path.name for path in matches) or "none"
@@ -151,21 +225,8 @@ class _TextFile:
             target: Path of the file.
             wanted: Ids of the records to write; None: all.
         """
-        own = hashlib.sha256(orjson.dumps([self.sha256, wanted and sorted(wanted)])).hexdigest()
-        schema = _SCHEMA.with_metadata({_CONTENT: own})
-        if not target.exists():
-            partial = target.with_name(f".{target.name}.partial")
-            with pq.ParquetWriter(partial, schema) as writer:
-                for columns in self._records(wanted):
-                    writer.write_batch(pa.record_batch(columns, schema))
-            partial.rename(target)
-        if pq.read_schema(target).metadata[_CONTENT] != own.encode():
-            raise OptionError(
-                f"{target.parent} was begun with other texts than those of {self._path}; choose "
-                "another folder"
-            )
-        ids: list[str] = pq.read_table(target, columns=["id"]).column(0).to_pylist()
-        return ids
+        content = _sha256([self.sha256, wanted and sorted(wanted)])
+        return _written(target, content, self._records(wanted))
 
     def _records(self, wanted: Collection[str] | None) -> Iterator[list[list[str]]]:
         """Yield the ids and the texts of records."""
@@ -218,15 +279,16 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
         BulkError: A judgement is invalid, or there is none.
     """
     judgements: dict[str, dict[str, int]] = {}
-    for number, fields in _judgement_fields(path):
-        try:
-            query, document, relevance = fields
-            judgements.setdefault(str(query), {})[str(document)] = _integer(relevance)
-        except (TypeError, ValueError):
-            raise BulkError(
-                f"{path}, line {number}: a judgement has a query, a document and an integer, with "
-                f"TREC's ignored field or without; this one is {shorten(str(fields), 80)}"
-            ) from None
+    with reading(str(path)):
+        for number, fields in _judgement_fields(path):
+            try:
+                query, document, relevance = fields
+                judgements.setdefault(str(query), {})[str(document)] = _integer(relevance)
+            except (TypeError, ValueError):
+                raise BulkError(
+                    f"{path}, line {number}: a judgement has a query, a document and an integer, "
+                    f"with TREC's ignored field or without; this one is {shorten(str(fields), 80)}"
+                ) from None
     if not judgements:
         raise BulkError(f"{path} has no judgements")
     return judgements

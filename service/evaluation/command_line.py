@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
+import orjson
 from rich.console import Console
 from rich.table import Table
 
@@ -21,11 +22,14 @@ from service.bulk.command_line import (
     interruptible,
     model_path,
 )
+from service.bulk.job import writing
 from service.bulk.options import DTYPES, BulkError, BulkOptions, OptionError
 from service.bulk.progress import reporting
-from service.evaluation.collection import CollectionFiles
-from service.evaluation.evaluation import EvaluationOptions, evaluate
+from service.evaluation.collection import CollectionFiles, the_file
+from service.evaluation.comparison import Evaluated, compare, read_evaluation
+from service.evaluation.evaluation import EvaluationOptions, evaluate, write_file
 from service.evaluation.measures import DEFAULT, parse_measures
+from service.evaluation.report import report_html, summary
 from service.inference.errors import VitrineError
 
 EPILOG = (
@@ -52,7 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     add("--split", default="test", help="judgements in qrels/ (default: test)")
     add("--corpus", type=Path, metavar="FILE", help="documents (default: of --beir)")
     add("--queries", type=Path, metavar="FILE", help="queries (default: of --beir)")
-    add("--qrels", type=Path, metavar="FILE", help="judgements (default: of --beir)")
+    add("--qrels", type=Path, metavar="FILE", help="judgements (default: of --beir, or none)")
+    add(
+        "--known-items",
+        type=int,
+        metavar="N",
+        help="make queries of sentences of N documents (default: read them)",
+    )
+    add("--against", type=Path, metavar="FOLDER", help="earlier OUTPUT to compare (default: none)")
     add("--measures", default=DEFAULT, help=f"default: {DEFAULT}")
     add(
         "--ignore-identical-ids", action="store_true", help="leave out documents that are the query"
@@ -81,15 +92,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with reporting(values["progress"]) as report:
             options = _options(values)
+            old = None if values["against"] is None else read_evaluation(values["against"])
             results = asyncio.run(interruptible(lambda stop: evaluate(options, report, stop)))
+        if results is None:
+            print("vitrine eval: interrupted: start again with the same options", file=sys.stderr)
+            return INTERRUPTED
+        _show(results, options.folder)
+        if old is not None:
+            _compare(old, read_evaluation(options.folder))
     except (OptionError, ArtifactError, EngineError) as error:
         return _failed(error, 2)
     except (BulkError, VitrineError) as error:
         return _failed(error, 1)
-    if results is None:
-        print("vitrine eval: interrupted: start again with the same options", file=sys.stderr)
-        return INTERRUPTED
-    _show(results, options.folder)
     return 0
 
 
@@ -145,26 +159,65 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
 
 
 def _files(values: Mapping[str, Any]) -> CollectionFiles:
-    own = [values[name] for name in ("corpus", "queries", "qrels")]
-    if values["beir"] is not None and not any(own):
-        return CollectionFiles.in_folder(values["beir"], values["split"])
-    if values["beir"] is not None or not all(own):
-        raise OptionError("give --beir, or --corpus, --queries and --qrels")
-    return CollectionFiles(*own)
+    corpus, queries, qrels = (values[name] for name in ("corpus", "queries", "qrels"))
+    count = values["known_items"]
+    if values["beir"] is not None:
+        if corpus or queries or qrels:
+            raise OptionError("--beir excludes --corpus, --queries and --qrels")
+        if count is None:
+            return CollectionFiles.in_folder(values["beir"], values["split"])
+        corpus = the_file(values["beir"], "corpus")
+    if corpus is None:
+        raise OptionError("give documents: --beir or --corpus")
+    if count is not None:
+        if queries or qrels or values["ignore_identical_ids"]:
+            raise OptionError(
+                "--known-items excludes --queries, --qrels and --ignore-identical-ids"
+            )
+        if count < 1:
+            raise OptionError("--known-items must be at least 1")
+        return CollectionFiles(corpus, None, None, count)
+    if queries is None:
+        raise OptionError("give queries: --queries or --known-items")
+    return CollectionFiles(corpus, queries, qrels)
 
 
 def _show(results: Mapping[str, Any], folder: Path) -> None:
     counts = results["collection"]
-    table = Table("measure", "mean", box=None, pad_edge=False)
-    for name, value in results["measures"].items():
-        table.add_row(name, f"{value:.4f}")
-    Console().print(table)
+    if results["measures"]:
+        table = Table("measure", "mean", box=None, pad_edge=False)
+        for name, value in results["measures"].items():
+            table.add_row(name, f"{value:.4f}")
+        Console().print(table)
     print(
         f"{counts['queries']:,} queries, {counts['documents']:,} documents, "
         f"{counts['judgements']:,} judgements; {folder}/results.json has each query's"
     )
+    if results["known_items"]:
+        print("The queries are synthetic: sentences of documents, each of which is to be found")
     if unknown := counts["judgements_of_unknown_documents"]:
         print(f"{unknown:,} judgements are of documents that the corpus does not have")
     for name, job in results["jobs"].items():
         if job["errors"]:
             print(f"{job['errors']:,} of the {name} have errors; {folder}/{name} has them")
+
+
+def _compare(old: Evaluated, new: Evaluated) -> None:
+    """Compare an evaluation with another one, and write and show the differences."""
+    comparison, folder = compare(old, new), new.folder
+    with writing(folder):
+        content = orjson.dumps(comparison, option=orjson.OPT_INDENT_2)
+        write_file(folder / "comparison.json", [content])
+        parts = (part.encode() for part in report_html(old, new, comparison))
+        write_file(folder / "comparison.html", parts)
+    if comparison["measures"]:
+        columns = ("measure", "old", "new", "difference", "95 % interval", "better", "worse")
+        table = Table(*columns, box=None, pad_edge=False)
+        for name, own in comparison["measures"].items():
+            low, high = own["interval"]
+            numbers = (f"{own['old']:.4f}", f"{own['new']:.4f}", f"{own['difference']:+.4f}")
+            counts = (str(own["better"]), str(own["worse"]))
+            table.add_row(name, *numbers, f"{low:+.4f} to {high:+.4f}", *counts)
+        Console().print(table)
+    print("\n".join(summary(comparison, new)))
+    print(f"{folder}/comparison.html has the queries that changed most, and explains why")

@@ -5,6 +5,7 @@
     FOLDER/pairs.parquet, FOLDER/pairs/         the best documents of each query, and their scores
     FOLDER/run.trec                             the rankings, in TREC's format
     FOLDER/results.json                         settings, measures, and measures of each query
+    FOLDER/comparison.json, comparison.html     differences from another evaluation
 
 A job that was interrupted continues where it was.
 """
@@ -116,18 +117,24 @@ async def evaluate(
         if not await finishes("pairs", options.reranker):
             return None
         rankings = await asyncio.to_thread(_reranked, options.folder / "pairs", rankings)
-    values = measure(options.measures, texts.judgements, rankings)
+    values = measure(options.measures, texts.judgements, rankings) if texts.judgements else {}
     results = {
-        "measures": means(values),
+        "measures": means(values) if values else {},
+        "known_items": options.files.queries is None,
         "collection": _description(texts),
-        "jobs": {name: _job_description(options.folder / name) for name in jobs},
+        "jobs": {name: _job_description(options.folder / name, jobs[name]) for name in jobs},
         "rerank_top": options.rerank_top if options.reranker else None,
         "ignores_identical_ids": options.ignores_identical_ids,
-        "queries": values,
+        "queries": {
+            query: {"measures": values.get(query, {}), "relevant": _relevant(texts, query)}
+            for query in texts.query_ids
+        },
     }
     with writing(options.folder):
-        _write(options.folder / "run.trec", _trec_lines(rankings))
-        _write(options.folder / "results.json", [orjson.dumps(results, option=orjson.OPT_INDENT_2)])
+        write_file(options.folder / "run.trec", _trec_lines(rankings))
+        write_file(
+            options.folder / "results.json", [orjson.dumps(results, option=orjson.OPT_INDENT_2)]
+        )
     return results
 
 
@@ -219,6 +226,12 @@ def _reranked(folder: Path, rankings: Rankings) -> Rankings:
     return reranked
 
 
+def _relevant(texts: JudgedTexts, query: str) -> dict[str, int]:
+    """Return the relevance of the relevant documents of a query."""
+    judged = texts.judgements.get(query, {})
+    return {document: relevance for document, relevance in judged.items() if relevance > 0}
+
+
 def _description(texts: JudgedTexts) -> dict[str, object]:
     known = set(texts.document_ids)
     judged = [document for own in texts.judgements.values() for document in own]
@@ -231,12 +244,16 @@ def _description(texts: JudgedTexts) -> dict[str, object]:
     }
 
 
-def _job_description(folder: Path) -> dict[str, object]:
+def _job_description(folder: Path, job: BulkOptions) -> dict[str, object]:
     """Return the settings of a bulk job, which its files have, and the number of its errors."""
     parts = sorted(folder.glob("part-*.parquet"))
     settings: dict[str, object] = orjson.loads(pq.read_schema(parts[0]).metadata[METADATA])
     errors = [pq.read_table(path, columns=["error"]).column(0) for path in parts]
-    return settings | {"errors": sum(len(column) - column.null_count for column in errors)}
+    artifact = str(job.model.absolute())
+    return settings | {
+        "artifact": artifact,
+        "errors": sum(len(column) - column.null_count for column in errors),
+    }
 
 
 def _trec_lines(rankings: Rankings) -> Iterator[bytes]:
@@ -245,7 +262,8 @@ def _trec_lines(rankings: Rankings) -> Iterator[bytes]:
             yield f"{query} Q0 {document} {position} {score!r} vitrine\n".encode()
 
 
-def _write(path: Path, lines: Iterable[bytes]) -> None:
+def write_file(path: Path, lines: Iterable[bytes]) -> None:
+    """Write a file under a temporary name, and rename it."""
     partial = path.with_name(f".{path.name}.partial")
     with partial.open("wb") as file:
         file.writelines(lines)

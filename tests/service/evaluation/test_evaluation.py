@@ -250,7 +250,7 @@ def test_formats_of_files_give_the_same_results(
         files = CollectionFiles(
             tmp_path / "corpus.parquet", collection / "queries.jsonl", tmp_path / name
         )
-        assert run(files=files, output=tmp_path / f"output {name}")["queries"] == expected, name
+        assert run(files=files, output=tmp_path / f"output {name}")["queries"] == expected
 
 
 def test_second_run_keeps_what_the_first_has_written(run: Evaluate, tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ def test_evaluation_that_is_stopped_goes_on_where_it_was(
     ("change", "message"),
     [
         ({"documents": {"dimensions": 8}}, "--dimensions"),
-        ({"folder": "other"}, "other texts than those of .*corpus.jsonl"),
+        ({"folder": "other"}, "documents.parquet has other texts"),
     ],
 )
 def test_folder_of_other_settings_or_texts_is_refused(
@@ -369,7 +369,15 @@ def test_command_prints_the_measures_and_says_what_is_wrong(
         *("recall@1", f"{results['measures']['recall@1']:.4f}"),
     ]
     for wrong, message in (
-        ([], "give --beir, or --corpus, --queries and --qrels"),
+        ([], "give documents: --beir or --corpus"),
+        (
+            ["--corpus", str(collection / "corpus.jsonl")],
+            "give queries: --queries or --known-items",
+        ),
+        (["--beir", str(collection), "--qrels", "x"], "--beir excludes --corpus"),
+        (["--beir", str(collection), "--known-items", "0"], "--known-items must be at least 1"),
+        (["--beir", str(collection), "--known-items", "9", "--ignore-identical-ids"], "excludes"),
+        (["--beir", str(collection), "--against", str(tmp_path)], "has no finished evaluation"),
         (["--beir", str(collection), "--split", "dev"], "must have one file dev.*; it has none"),
         (["--beir", str(collection), "--measures", "map@3"], "'map@3' is no measure"),
         (["--beir", str(collection), "--rerank-top", "0"], "--rerank-top must be at least 1"),

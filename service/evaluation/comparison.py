@@ -1,0 +1,152 @@
+"""Comparison of two evaluations with the same documents and queries: of two models, or settings.
+
+Two rankings of a query are compared without judgements too: by the documents that both have among
+the first ten, and by the order of those that both have at all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+from scipy.stats import bootstrap, kendalltau
+
+from service.bulk.options import OptionError
+from service.evaluation.ranking import Rankings
+
+# Number of first documents whose overlap is measured.
+TOP = 10
+_CONFIDENCE = 0.95
+_RESAMPLES = 9999
+# Number of resamples that exist at once.
+_BATCH = 500
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A finished evaluation.
+
+    Attributes:
+        folder: Its folder.
+        results: Content of results.json.
+        rankings: Rankings of run.trec.
+    """
+
+    folder: Path
+    results: Mapping[str, Any]
+    rankings: Rankings
+
+
+def read_evaluation(folder: Path) -> Evaluated:
+    """Read a finished evaluation.
+
+    Raises:
+        OptionError: The folder has none.
+    """
+    rankings: dict[str, dict[str, float]] = {}
+    try:
+        results = orjson.loads((folder / "results.json").read_bytes())
+        for line in (folder / "run.trec").read_text().splitlines():
+            query, _, document, _, score, _ = line.split(" ")
+            rankings.setdefault(query, {})[document] = float(score)
+    except (OSError, ValueError) as error:
+        raise OptionError(f"{folder} has no finished evaluation: {error}") from error
+    return Evaluated(folder, results, rankings)
+
+
+def compare(old: Evaluated, new: Evaluated) -> dict[str, Any]:
+    """Return the differences of two evaluations.
+
+    Measures have the mean difference with the interval in which it lies with a probability of 0.95,
+    by resampling the queries. Queries are in the order of how much they changed.
+
+    Raises:
+        OptionError: They are of different collections.
+    """
+    if old.results["collection"]["sha256"] != new.results["collection"]["sha256"]:
+        raise OptionError(f"{old.folder} is of another collection than {new.folder}")
+    changed = [_query(old, new, query) for query in new.results["queries"]]
+    names = [name for name in new.results["measures"] if name in old.results["measures"]]
+    first = names[0] if names else None
+    changed.sort(
+        key=lambda own: (-abs(own["measures"][first]["difference"]) if first else 0, own["overlap"])
+    )
+    return {
+        "measures": {name: _measure(old.results, new.results, name) for name in names},
+        f"overlap@{TOP}": _mean([own["overlap"] for own in changed]),
+        "rank_correlation": _mean([own["rank_correlation"] for own in changed]),
+        "unchanged_queries": sum(own["is_equal"] for own in changed),
+        "queries": changed,
+    }
+
+
+def _measure(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> dict[str, Any]:
+    queries = list(new["queries"])
+    before, after = (
+        np.array([results["queries"][query]["measures"][name] for query in queries])
+        for results in (old, new)
+    )
+    differences = after - before
+    low = high = float(differences.mean())
+    if differences.any():  # all resamples of equal differences are equal
+        interval = bootstrap(
+            (differences,),
+            np.mean,
+            confidence_level=_CONFIDENCE,
+            n_resamples=_RESAMPLES,
+            batch=_BATCH,
+            method="percentile",
+            rng=np.random.default_rng(0),
+        ).confidence_interval
+        low, high = float(interval.low), float(interval.high)
+    return {
+        "old": float(before.mean()),
+        "new": float(after.mean()),
+        "difference": float(differences.mean()),
+        "interval": [low, high],
+        "better": int((differences > 0).sum()),
+        "worse": int((differences < 0).sum()),
+    }
+
+
+def _query(old: Evaluated, new: Evaluated, query: str) -> dict[str, Any]:
+    before, after = (list(own.rankings.get(query, ())) for own in (old, new))
+    common = [document for document in before if document in set(after)]
+    places = [[ranking.index(document) for document in common] for ranking in (before, after)]
+    correlation = float(kendalltau(*places).statistic) if len(common) > 1 else None
+    firsts = [set(ranking[:TOP]) for ranking in (before, after)]
+    length = max(map(len, firsts))
+    values = [own.results["queries"][query]["measures"] for own in (old, new)]
+    relevant = new.results["queries"][query]["relevant"]
+    return {
+        "query": query,
+        "measures": {
+            name: {"old": value, "new": values[1][name], "difference": values[1][name] - value}
+            for name, value in values[0].items()
+            if name in values[1]
+        },
+        "overlap": len(firsts[0] & firsts[1]) / length if length else 1.0,
+        "rank_correlation": correlation,
+        "is_equal": before[:TOP] == after[:TOP],
+        "documents": [
+            {
+                "id": document,
+                "relevance": relevant.get(document, 0),
+                "old_rank": _place(before, document),
+                "new_rank": _place(after, document),
+            }
+            for document in dict.fromkeys([*before[:TOP], *after[:TOP]])
+        ],
+    }
+
+
+def _place(ranking: Sequence[str], document: str) -> int | None:
+    """Return the place of a document from 1; None: it is not in the ranking."""
+    return ranking.index(document) + 1 if document in ranking else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,162 @@
+"""Comparisons of two evaluations, and their report."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from models.artifact import Artifact
+from service.bulk.options import OptionError
+from service.evaluation.command_line import main
+from service.evaluation.comparison import Evaluated, compare, read_evaluation
+from tests.service.evaluation.conftest import Evaluate
+
+
+def evaluated(values: list[float], rankings: dict[str, list[str]]) -> Evaluated:
+    """Return an evaluation with a measure of each query, and rankings."""
+    queries = {
+        f"q{index}": {"measures": {"MRR@10": value}, "relevant": {"d1": 2}}
+        for index, value in enumerate(values)
+    }
+    results = {
+        "collection": {"sha256": "same"},
+        "measures": {"MRR@10": sum(values) / len(values)},
+        "queries": queries,
+    }
+    scores = {
+        query: {document: float(-place) for place, document in enumerate(own)}
+        for query, own in rankings.items()
+    }
+    return Evaluated(Path("folder"), results, scores)
+
+
+def test_mean_differences_have_the_interval_of_a_normal_distribution() -> None:
+    draw = np.random.default_rng(1)
+    old = draw.uniform(size=400)
+    new = old + draw.normal(0.02, 0.1, 400)
+    own = compare(evaluated(old.tolist(), {}), evaluated(new.tolist(), {}))["measures"]["MRR@10"]
+    differences = new - old
+    error = 1.96 * differences.std(ddof=1) / math.sqrt(400)
+    assert own["difference"] == pytest.approx(differences.mean())
+    bounds = [differences.mean() - error, differences.mean() + error]
+    assert own["interval"] == pytest.approx(bounds, abs=0.05 * error * 2)
+    assert (own["better"], own["worse"]) == ((differences > 0).sum(), (differences < 0).sum())
+    equal = compare(evaluated(old.tolist(), {}), evaluated(old.tolist(), {}))["measures"]["MRR@10"]
+    assert equal["interval"] == [0.0, 0.0]
+
+
+def test_queries_are_in_the_order_of_how_much_they_changed() -> None:
+    old = evaluated([0.5, 1.0, 0.25], {"q0": ["d1", "d2"], "q1": ["d1", "d2", "d3"], "q2": ["d1"]})
+    new = evaluated([0.5, 0.5, 1.0], {"q0": ["d1", "d2"], "q1": ["d3", "d2", "d4"], "q2": []})
+    result = compare(old, new)
+    assert [own["query"] for own in result["queries"]] == ["q2", "q1", "q0"]
+    lost, changed, same = result["queries"]
+    assert changed["documents"] == [
+        {"id": "d1", "relevance": 2, "old_rank": 1, "new_rank": None},
+        {"id": "d2", "relevance": 0, "old_rank": 2, "new_rank": 2},
+        {"id": "d3", "relevance": 0, "old_rank": 3, "new_rank": 1},
+        {"id": "d4", "relevance": 0, "old_rank": None, "new_rank": 3},
+    ]
+    assert (lost["overlap"], lost["rank_correlation"]) == (0.0, None)
+    assert changed["overlap"] == pytest.approx(2 / 3)
+    assert changed["rank_correlation"] == pytest.approx(-1.0)
+    assert (same["overlap"], same["rank_correlation"], same["is_equal"]) == (1.0, 1.0, True)
+    assert result["overlap@10"] == pytest.approx((0 + 2 / 3 + 1) / 3)
+    assert result["unchanged_queries"] == 1
+
+
+def test_other_collections_and_unfinished_evaluations_are_refused(tmp_path: Path) -> None:
+    old, new = evaluated([1.0], {}), evaluated([1.0], {})
+    other = Evaluated(old.folder, {**old.results, "collection": {"sha256": "other"}}, {})
+    with pytest.raises(OptionError, match="is of another collection"):
+        compare(other, new)
+    with pytest.raises(OptionError, match="has no finished evaluation"):
+        read_evaluation(tmp_path)
+
+
+def test_command_compares_and_explains_the_documents_that_moved(
+    run: Evaluate,
+    collection: Path,
+    other_artifact: Artifact,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run(output=tmp_path / "old")
+    arguments = ["--beir", str(collection), "--measures", "nDCG@10", "--threads", "2"]
+    against = ["--model", str(other_artifact.path), "--against", str(tmp_path / "old")]
+    assert main([str(tmp_path / "new"), *arguments, *against]) == 0
+    comparison = json.loads((tmp_path / "new" / "comparison.json").read_text())
+    shown = capsys.readouterr().out
+    own = comparison["measures"]["nDCG@10"]
+    assert f"{own['old']:.4f}  {own['new']:.4f}  {own['difference']:+.4f}" in shown
+    assert f"{comparison['overlap@10']:.1%} of the first 10 documents are the same" in shown
+    report = (tmp_path / "new" / "comparison.html").read_text()
+    assert report.count("The old model, by its scores") == 5
+    assert report.count("The new model, by its scores") == 5
+    assert "left out" in report
+    assert "documents: model version" in report
+    assert "http" not in report.replace("http://www.w3.org", "")
+    # A model that is no longer there is no obstacle.
+    results = json.loads((tmp_path / "old" / "results.json").read_text())
+    results["jobs"]["documents"]["artifact"] = str(tmp_path / "gone")
+    (tmp_path / "old" / "results.json").write_text(json.dumps(results))
+    assert main([str(tmp_path / "new"), *arguments, *against]) == 0
+    report = (tmp_path / "new" / "comparison.html").read_text()
+    assert "The scores of the old model are not explained" in report
+    assert report.count("The new model, by its scores") == 5
+
+
+def known_items(folder: Path) -> Path:
+    lines = [
+        json.dumps(
+            {"id": f"d{i}", "text": f"The number {i} is a part of this. It has another one too."}
+        )
+        for i in range(30)
+    ]
+    path = folder / "corpus.jsonl"
+    path.write_text("\n".join([*lines, json.dumps({"id": "short", "text": "A few words."})]))
+    return path
+
+
+def test_sentences_of_documents_are_queries_if_there_are_no_others(
+    small_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    corpus = known_items(tmp_path)
+    arguments = ["--corpus", str(corpus), "--known-items", "20", "--threads", "2"]
+    model = ["--model", str(small_artifact.path)]
+    assert main([str(tmp_path / "output"), *arguments, *model]) == 0
+    assert "The queries are synthetic" in capsys.readouterr().out
+    results = json.loads((tmp_path / "output" / "results.json").read_text())
+    queries: dict[str, Any] = results["queries"]
+    assert len(queries) == 20
+    assert "short" not in queries
+    assert all(own["relevant"] == {query: 1} for query, own in queries.items())
+
+
+def test_queries_without_judgements_are_compared_by_their_rankings(
+    collection: Path,
+    small_artifact: Artifact,
+    other_artifact: Artifact,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    queries = tmp_path / "queries.jsonl"
+    queries.write_text("\n".join(json.dumps({"id": i, "text": f"cat {i}"}) for i in range(5)))
+    files = ["--corpus", str(collection / "corpus.jsonl"), "--queries", str(queries)]
+    for name, artifact, against in (
+        ("one", small_artifact, []),
+        ("same", small_artifact, ["--against", str(tmp_path / "one")]),
+        ("other", other_artifact, ["--against", str(tmp_path / "one")]),
+    ):
+        options = ["--model", str(artifact.path), "--threads", "2", *against]
+        assert main([str(tmp_path / name), *files, *options]) == 0
+    assert "nDCG" not in capsys.readouterr().out
+    same, other = (
+        json.loads((tmp_path / name / "comparison.json").read_text()) for name in ("same", "other")
+    )
+    assert (same["overlap@10"], same["rank_correlation"], same["unchanged_queries"]) == (1, 1, 5)
+    assert other["overlap@10"] < 0.9
+    assert other["measures"] == {}
