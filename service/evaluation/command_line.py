@@ -71,7 +71,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--query-prompt", default="query", help="name of the prompt of queries (default: query)")
     add("--document-prompt", default="document", help="the same of documents (default: document)")
     add("--dimensions", type=int, help="number of leading dimensions to keep (default: all)")
-    add("--dtype", choices=DTYPES, default="float32", help="type of vectors (default: float32)")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="type of documents' vectors (default: float32)",
+    )
     add_chunking(parser)
     add(
         "--reranker",
@@ -133,10 +138,11 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
         "model": exported(values["model"], values["engine"], values["precision"]),
         "id_column": "id",
     }
-    vectors |= {name: values[name] for name in ("dimensions", "dtype")}
+    vectors["dimensions"] = values["dimensions"]
     chunking = chunking_of(values)
     documents = BulkOptions(
         **vectors,
+        dtype=values["dtype"],
         prompt_name=values["document_prompt"],
         chunking=chunking,
         kind=None if chunking is None else "chunks",

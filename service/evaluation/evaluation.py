@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pyarrow as pa
@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from models.artifact import Artifact
+from models.quantization import OutputDtype, read_calibration
 from service.bulk.job import encode_files, writing
 from service.bulk.opening import checked_kind
 from service.bulk.options import BulkOptions, OptionError
@@ -31,6 +32,7 @@ from service.bulk.progress import Progress
 from service.evaluation.collection import CollectionFiles, JudgedTexts, read_collection
 from service.evaluation.measures import Measure, means, measure
 from service.evaluation.ranking import Rankings, Similarity, Vectors, rank
+from service.inference.results.quantization import make_quantizer
 
 _PAIRS = pa.schema(
     [pa.field(name, pa.string()) for name in ("query_id", "document_id", "query", "text")]
@@ -155,13 +157,18 @@ def _similarity(options: EvaluationOptions) -> Similarity:
 
 
 def _ranked(options: EvaluationOptions, texts: JudgedTexts, similarity: Similarity) -> Rankings:
-    queries, documents = (
-        Vectors(options.folder / name, ids, checked_kind(job), job.dtype)
-        for name, ids, job in (
-            ("queries", texts.query_ids, options.queries),
-            ("documents", texts.document_ids, options.documents),
+    job = options.documents
+    quantizer = None
+    if job.dtype not in ("float32", "float16"):
+        artifact = Artifact.load(job.model)
+        calibration = read_calibration(artifact)
+        dtype = cast(OutputDtype, job.dtype)
+        quantizer = make_quantizer(
+            *(dtype, artifact.manifest, calibration), *(job.dimensions, None, None)
         )
-    )
+    folder = options.folder
+    documents = Vectors(folder / "documents", texts.document_ids, checked_kind(job), quantizer)
+    queries = Vectors(folder / "queries", texts.query_ids, checked_kind(options.queries))
     if not options.ignores_identical_ids:
         return rank(queries, documents, similarity, options.depth)
     rankings = rank(queries, documents, similarity, options.depth + 1)

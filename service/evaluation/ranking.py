@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from models.artifact import SimilarityName
-from service.bulk.options import ERROR, ROW, Dtype, Kind
+from models.quantization import DTYPES
+from service.bulk.options import ERROR, ROW, Kind
+from service.inference.results.quantization import Quantizer
 from service.inference.results.scores import (
     Scores,
     max_similarities,
@@ -36,13 +38,13 @@ class Vectors:
         folder: Folder of the output, in Parquet.
         ids: Id of each row.
         kind: Kind of the vectors: "dense", "chunks", "sparse" or "multi".
-        dtype: Type of their numbers.
+        quantizer: Restores vectors from their codes; None: they are floats.
     """
 
     folder: Path
     ids: Sequence[str]
     kind: Kind
-    dtype: Dtype
+    quantizer: Quantizer | None = None
 
     def blocks(self, rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows without an error, at most as many as `rows` at once."""
@@ -66,8 +68,8 @@ class Similarity(NamedTuple):
 def rank(queries: Vectors, documents: Vectors, similarity: Similarity, depth: int) -> Rankings:
     """Return the best documents of each query that has a vector.
 
-    A document has the score of its best chunk. Codes of dense vectors are compared by their dot
-    product, and bits by the number of those that are equal.
+    A document has the score of its best chunk. Codes stand for the vectors that `dequantize`
+    returns, and bits are compared by the dot product with them as 1 and -1.
 
     Args:
         queries: Vectors of the queries, which are not divided into chunks.
@@ -137,31 +139,26 @@ def _scores(
                 for query in _sparse_vectors(queries)
             ]
         )
-    column = documents.column("embedding")
+    column, own = documents.column("embedding"), queries.column("embedding")
     if of.kind == "multi":
-        multi = _split(column, _matrix(column.flatten(), of.dtype))
-        own = queries.column("embedding")
+        multi = _split(column, _matrix(column.flatten(), None))
         return np.array(
             [
                 max_similarities([query] * len(multi), multi)
-                for query in _split(own, _matrix(own.flatten(), of.dtype))
+                for query in _split(own, _matrix(own.flatten(), None))
             ]
         )
     chunks = column.flatten() if of.kind == "chunks" else column
-    kind = similarity.kind if "float" in of.dtype else "dot"
-    query_vectors = _matrix(queries.column("embedding"), of.dtype)
-    scores = similarity_matrix(kind, query_vectors, _matrix(chunks, of.dtype))
+    is_bits = of.quantizer is not None and DTYPES[of.quantizer.dtype].packs_bits
+    kind = "dot" if is_bits else similarity.kind
+    scores = similarity_matrix(kind, _matrix(own, None), _matrix(chunks, of.quantizer))
     return np.maximum.reduceat(scores, _starts(column), axis=1) if of.kind == "chunks" else scores
 
 
-def _matrix(vectors: pa.Array, dtype: Dtype) -> NDArray[np.float32]:
-    """Return vectors as a matrix `(N, W)`; the numbers of bits are 1 and -1."""
+def _matrix(vectors: pa.Array, quantizer: Quantizer | None) -> NDArray[np.float32]:
+    """Return vectors as a matrix `(N, W)`."""
     codes = vectors.flatten().to_numpy(zero_copy_only=False).reshape(len(vectors), -1)
-    if dtype in ("binary", "ubinary"):
-        packed = codes.view(np.uint8) ^ np.uint8(128 if dtype == "binary" else 0)
-        codes = np.unpackbits(packed, axis=1) * 2.0 - 1.0
-    matrix: NDArray[np.float32] = codes.astype(np.float32)
-    return matrix - 128 if dtype == "uint8" else matrix
+    return codes.astype(np.float32) if quantizer is None else quantizer.dequantize(codes)
 
 
 def _starts(lists: pa.ListArray) -> NDArray[np.int64]:

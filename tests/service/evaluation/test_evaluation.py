@@ -25,7 +25,7 @@ from sentence_transformers.sparse_encoder.evaluation import SparseInformationRet
 
 import vitrine
 from models.artifact import Artifact
-from models.quantization import OutputDtype
+from models.quantization import OutputDtype, read_calibration
 from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.progress import Progress
 from service.evaluation.collection import CollectionFiles
@@ -116,47 +116,43 @@ def test_measures_of_sparse_and_multi_vectors_equal_those_of_sentence_transforme
 
 
 @pytest.mark.parametrize("dtype", ["float16", "int8", "uint8", "binary", "ubinary"])
-def test_codes_are_ranked_by_dot_products_and_bits_by_those_that_are_equal(
+def test_codes_of_documents_are_compared_with_queries_in_float32(
     run: Evaluate,
     calibrated_artifact: Artifact,
     collection: Path,
     tmp_path: Path,
     dtype: OutputDtype | Literal["float16"],
 ) -> None:
-    run(model=calibrated_artifact.path, settings={"dtype": dtype})
-    texts = {name: texts_of(collection, name) for name in ("queries", "corpus")}
+    run(model=calibrated_artifact.path, documents={"dtype": dtype})
+    queries, documents = texts_of(collection, "queries"), texts_of(collection, "corpus")
     with vitrine.SyncModel(calibrated_artifact.path) as model:
-        own: dict[str, Any] = {}
-        for name, prompt in (("queries", "query"), ("corpus", "document")):
-            vectors = model.encode(list(texts[name].values()), prompt_name=prompt).vectors
-            if dtype == "float16":
-                own[name] = vectors.astype(np.float16).astype(np.float64)
-            else:
-                own[name] = model.quantizer(dtype)(vectors).astype(np.float64)
-    if dtype.endswith("binary"):
-        bits = {
-            name: np.unpackbits(
-                (codes + (128 if dtype == "binary" else 0)).astype(np.uint8), axis=1
-            )
-            for name, codes in own.items()
-        }
-        scores = 32 - 2.0 * (bits["queries"][:, None] != bits["corpus"]).sum(axis=-1)
-    elif dtype == "float16":
-        units = {name: v / np.linalg.norm(v, axis=1, keepdims=True) for name, v in own.items()}
-        scores = units["queries"] @ units["corpus"].T
-    else:
-        shift = 128 if dtype == "uint8" else 0
-        scores = (own["queries"] - shift) @ (own["corpus"] - shift).T
+        own = model.encode(list(queries.values()), prompt_name="query").vectors
+        vectors = model.encode(list(documents.values()), prompt_name="document").vectors
+        if dtype == "float16":
+            others = vectors.astype(np.float16)
+        elif dtype.endswith("binary"):
+            others = np.where(vectors > 0, 1.0, -1.0)
+        else:
+            calibration = read_calibration(calibrated_artifact)
+            assert calibration is not None
+            ranges = calibration.ranges[32].astype(np.float64)
+            codes = model.quantizer(dtype)(vectors).astype(np.float64)
+            codes += 128 if dtype == "int8" else 0
+            others = ranges[0] + codes * (ranges[1] - ranges[0]) / 255
+    others = others.astype(np.float64)
+    if not dtype.endswith("binary"):
+        others /= np.linalg.norm(others, axis=1, keepdims=True)
+    scores = own.astype(np.float64) @ others.T
     rankings = rankings_of(tmp_path / "output")
-    documents = list(texts["corpus"])
-    for index, query in enumerate(texts["queries"]):
-        if query not in rankings:
-            continue
-        best = sorted(range(150), key=lambda i: (np.float32(scores[index, i]), documents[i]))
-        expected = {documents[i]: scores[index, i] for i in best[::-1][:10]}
-        assert rankings[query] == pytest.approx(expected, rel=1e-5), query
-        if dtype != "float16":
-            assert list(rankings[query]) == list(expected)
+    names = list(documents)
+    assert len(rankings) == 40
+    for index, query in enumerate(queries):
+        if query in rankings:
+            best = np.argsort(-scores[index])[:10]
+            found = list(rankings[query].values())
+            np.testing.assert_allclose(found, scores[index, best], rtol=1e-5, atol=1e-6)
+            for document, score in rankings[query].items():
+                assert score == pytest.approx(scores[index, names.index(document)], abs=1e-5)
 
 
 def test_document_has_the_score_of_its_best_chunk(
