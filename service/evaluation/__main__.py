@@ -8,7 +8,7 @@ from service.bulk.__main__ import run
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
-    packages = ("pyarrow", "rich", "pytrec_eval", "scipy")
+    packages = ("pyarrow", "rich", "httpx2", "pytrec_eval", "scipy")
     return run("vitrine eval", "eval", packages, "service.evaluation.command_line", arguments)
 
 

@@ -29,7 +29,7 @@ Judgements = Mapping[str, Mapping[str, int]]
 _SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("text", pa.string())])
 _ALL_ROWS = 2**62
 # Key of the hash of the texts in the metadata of their Parquet file.
-_CONTENT = b"vitrine texts"
+CONTENT = b"vitrine texts"
 # Names of files in a folder of BEIR's layout, without suffix.
 _CORPUS, _QUERIES, _QRELS = "corpus", "queries", "qrels"
 # Columns of judgements in BEIR's files; its first line of TSV has these names.
@@ -161,14 +161,14 @@ def _written(target: Path, content: str, columns: Iterable[list[list[str]]]) -> 
     Raises:
         OptionError: The file has other texts.
     """
-    schema = _SCHEMA.with_metadata({_CONTENT: content})
+    schema = _SCHEMA.with_metadata({CONTENT: content})
     if not target.exists():
         partial = target.with_name(f".{target.name}.partial")
         with pq.ParquetWriter(partial, schema) as writer:
             for block in columns:
                 writer.write_batch(pa.record_batch(block, schema))
         partial.rename(target)
-    if pq.read_schema(target).metadata[_CONTENT] != content.encode():
+    if pq.read_schema(target).metadata[CONTENT] != content.encode():
         raise OptionError(f"{target} has other texts than those given; choose another folder")
     ids: list[str] = pq.read_table(target, columns=["id"]).column(0).to_pylist()
     return ids

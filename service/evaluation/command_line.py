@@ -2,8 +2,10 @@
 
 import argparse
 import asyncio
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,15 +29,31 @@ from service.bulk.options import DTYPES, BulkError, BulkOptions, OptionError
 from service.bulk.progress import reporting
 from service.evaluation.collection import CollectionFiles, the_file
 from service.evaluation.comparison import Evaluated, compare, read_evaluation
-from service.evaluation.evaluation import EvaluationOptions, evaluate, write_file
+from service.evaluation.evaluation import EvaluationOptions, Job, evaluate, write_file
 from service.evaluation.measures import DEFAULT, parse_measures
 from service.evaluation.report import report_html, summary
+from service.evaluation.server import CONTRACTS, ServerJob
 from service.inference.errors import VitrineError
 
 EPILOG = (
     "Exit status: 0: done; 1: failed, what is finished is kept; 2: an option was refused; "
     "4: interrupted."
 )
+
+
+# Options of models in this process, and their defaults.
+_MODEL_OPTIONS = {
+    "query_prompt": "query",
+    "document_prompt": "document",
+    "dimensions": None,
+    "dtype": "float32",
+    "chunking": None,
+    "chunk_size": None,
+    "chunk_overlap": 0,
+    "late": False,
+}
+# Environment variable with the API key of a server: commands are seen by other users.
+_KEY = "VITRINE_KEY"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,7 +67,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("output", type=Path, metavar="OUTPUT", help="folder for vectors, rankings and results")
-    add("--model", type=model_path, required=True, help="artifact, folder, package or hub id")
+    add("--model", help="artifact, folder, package or hub id; name on a server (default: none)")
+    add(
+        "--server",
+        metavar="URL",
+        help="computes the vectors; its API key is in VITRINE_KEY (default: none)",
+    )
+    add("--contract", choices=CONTRACTS, default="openai", help="of --server (default: openai)")
+    add("--query-prefix", default="", help="text before queries, for --server (default: none)")
+    add("--document-prefix", default="", help="text before documents, for --server (default: none)")
     add(
         "--beir", type=Path, metavar="FOLDER", help="corpus.*, queries.* and qrels/ (default: none)"
     )
@@ -133,20 +159,7 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
     folder: Path = values["output"]
     # Inputs and outputs of the jobs are set when they run.
     own: dict[str, Any] = {"inputs": (), "output": folder, **shared}
-    vectors = {
-        **own,
-        "model": exported(values["model"], values["engine"], values["precision"]),
-        "id_column": "id",
-    }
-    vectors["dimensions"] = values["dimensions"]
-    chunking = chunking_of(values)
-    documents = BulkOptions(
-        **vectors,
-        dtype=values["dtype"],
-        prompt_name=values["document_prompt"],
-        chunking=chunking,
-        kind=None if chunking is None else "chunks",
-    )
+    documents, queries = _jobs(values, own)
     reranker = None
     if values["reranker"] is not None:
         model = exported(values["reranker"], values["engine"], values["precision"])
@@ -157,11 +170,47 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
         folder=folder,
         measures=measures,
         documents=documents,
-        queries=BulkOptions(**vectors, prompt_name=values["query_prompt"]),
+        queries=queries,
         reranker=reranker,
         rerank_top=values["rerank_top"],
         ignores_identical_ids=values["ignore_identical_ids"],
     )
+
+
+def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
+    """Return how documents and queries are encoded.
+
+    Args:
+        values: Values of the command line.
+        own: Settings of all bulk jobs.
+    """
+    if values["server"] is not None:
+        for name, default in _MODEL_OPTIONS.items():
+            if values[name] != default:
+                option = name.replace("_", "-")
+                raise OptionError(f"--{option} applies to models in this process, not to --server")
+        name, key = values["model"] or "", os.environ.get(_KEY, "")
+        if not name and values["contract"] == "openai":
+            raise OptionError("OpenAI's contract needs --model, the name that the server knows")
+        server = ServerJob(values["server"], values["contract"], name, key=key)
+        documents, queries = (
+            replace(server, prefix=values[name]) for name in ("document_prefix", "query_prefix")
+        )
+        return documents, queries
+    if values["query_prefix"] or values["document_prefix"]:
+        raise OptionError("--query-prefix and --document-prefix are for --server; see the prompts")
+    if values["model"] is None:
+        raise OptionError("give --model, or --server")
+    model = exported(model_path(values["model"]), values["engine"], values["precision"])
+    vectors = {**own, "model": model, "id_column": "id", "dimensions": values["dimensions"]}
+    chunking = chunking_of(values)
+    return BulkOptions(
+        **vectors,
+        dtype=values["dtype"],
+        prompt_name=values["document_prompt"],
+        chunking=chunking,
+        kind=None if chunking is None else "chunks",
+    ), BulkOptions(**vectors, prompt_name=values["query_prompt"])
 
 
 def _files(values: Mapping[str, Any]) -> CollectionFiles:

@@ -26,12 +26,13 @@ from models.artifact import Artifact
 from models.quantization import OutputDtype, read_calibration
 from service.bulk.job import encode_files, writing
 from service.bulk.opening import checked_kind
-from service.bulk.options import BulkOptions, OptionError
+from service.bulk.options import BulkOptions, Kind, OptionError
 from service.bulk.parts import METADATA
 from service.bulk.progress import Progress
 from service.evaluation.collection import CollectionFiles, JudgedTexts, read_collection
 from service.evaluation.measures import Measure, means, measure
 from service.evaluation.ranking import Rankings, Similarity, Vectors, rank
+from service.evaluation.server import ServerJob, encode_on_server
 from service.inference.results.quantization import make_quantizer
 
 _PAIRS = pa.schema(
@@ -43,6 +44,9 @@ _RANKINGS = b"vitrine rankings"
 _BLOCK_ROWS = 1024
 
 
+Job = BulkOptions | ServerJob
+
+
 @dataclass(frozen=True, kw_only=True)
 class EvaluationOptions:
     """Settings of an evaluation.
@@ -51,7 +55,8 @@ class EvaluationOptions:
         files: Files of the collection.
         folder: Folder for the results.
         measures: What is measured.
-        documents: Settings of the bulk job for the documents; its inputs and output are ignored.
+        documents: Settings of the bulk job for the documents, whose inputs and output are ignored,
+            or of a server in its place, whose vectors are compared by their cosine.
         queries: The same for the queries.
         reranker: The same for pairs of a query and its best documents; None: they keep the ranking
             by their vectors.
@@ -63,8 +68,8 @@ class EvaluationOptions:
     files: CollectionFiles
     folder: Path
     measures: tuple[Measure, ...]
-    documents: BulkOptions
-    queries: BulkOptions
+    documents: Job
+    queries: Job
     reranker: BulkOptions | None = None
     rerank_top: int = 100
     ignores_identical_ids: bool = False
@@ -102,12 +107,15 @@ async def evaluate(
         options.folder.mkdir(parents=True, exist_ok=True)
     texts = await asyncio.to_thread(read_collection, options.files, options.folder)
 
-    async def finishes(name: str, settings: BulkOptions) -> bool:
+    async def finishes(name: str, settings: Job) -> bool:
         path = options.folder / name
-        job = replace(settings, inputs=(str(path.with_suffix(".parquet")),), output=path)
+        source = path.with_suffix(".parquet")
+        if isinstance(settings, ServerJob):
+            return await encode_on_server(settings, source, path, stop)
+        job = replace(settings, inputs=(str(source),), output=path)
         return (await encode_files(job, report, stop)).is_complete
 
-    jobs = {"documents": options.documents, "queries": options.queries}
+    jobs: dict[str, Job] = {"documents": options.documents, "queries": options.queries}
     for name, settings in jobs.items():
         if not await finishes(name, settings):
             return None
@@ -146,8 +154,10 @@ def _similarity(options: EvaluationOptions) -> Similarity:
     Raises:
         OptionError: It has no vectors.
     """
+    if isinstance(options.documents, ServerJob):
+        return Similarity("cosine", 0)
     manifest = Artifact.load(options.documents.model).manifest
-    kinds = {checked_kind(own) for own in (options.documents, options.queries)}
+    kinds = {_kind(own) for own in (options.documents, options.queries)}
     if manifest.similarity is None or kinds & {"scores", "labels"}:
         raise OptionError(
             f"the model {manifest.name} has no vectors to search with; a reranker ranks what "
@@ -156,10 +166,13 @@ def _similarity(options: EvaluationOptions) -> Similarity:
     return Similarity(manifest.similarity, manifest.vocab_size)
 
 
+def _kind(job: Job) -> Kind:
+    return "dense" if isinstance(job, ServerJob) else checked_kind(job)
+
+
 def _ranked(options: EvaluationOptions, texts: JudgedTexts, similarity: Similarity) -> Rankings:
-    job = options.documents
-    quantizer = None
-    if job.dtype not in ("float32", "float16"):
+    job, quantizer = options.documents, None
+    if isinstance(job, BulkOptions) and job.dtype not in ("float32", "float16"):
         artifact = Artifact.load(job.model)
         calibration = read_calibration(artifact)
         dtype = cast(OutputDtype, job.dtype)
@@ -167,8 +180,8 @@ def _ranked(options: EvaluationOptions, texts: JudgedTexts, similarity: Similari
             *(dtype, artifact.manifest, calibration), *(job.dimensions, None, None)
         )
     folder = options.folder
-    documents = Vectors(folder / "documents", texts.document_ids, checked_kind(job), quantizer)
-    queries = Vectors(folder / "queries", texts.query_ids, checked_kind(options.queries))
+    documents = Vectors(folder / "documents", texts.document_ids, _kind(job), quantizer)
+    queries = Vectors(folder / "queries", texts.query_ids, _kind(options.queries))
     if not options.ignores_identical_ids:
         return rank(queries, documents, similarity, options.depth)
     rankings = rank(queries, documents, similarity, options.depth + 1)
@@ -251,16 +264,15 @@ def _description(texts: JudgedTexts) -> dict[str, object]:
     }
 
 
-def _job_description(folder: Path, job: BulkOptions) -> dict[str, object]:
+def _job_description(folder: Path, job: Job) -> dict[str, object]:
     """Return the settings of a bulk job, which its files have, and the number of its errors."""
     parts = sorted(folder.glob("part-*.parquet"))
     settings: dict[str, object] = orjson.loads(pq.read_schema(parts[0]).metadata[METADATA])
     errors = [pq.read_table(path, columns=["error"]).column(0) for path in parts]
-    artifact = str(job.model.absolute())
-    return settings | {
-        "artifact": artifact,
-        "errors": sum(len(column) - column.null_count for column in errors),
-    }
+    settings["errors"] = sum(len(column) - column.null_count for column in errors)
+    if isinstance(job, BulkOptions):
+        settings["artifact"] = str(job.model.absolute())
+    return settings
 
 
 def _trec_lines(rankings: Rankings) -> Iterator[bytes]:

@@ -50,7 +50,9 @@ class Vectors:
         """Yield the rows without an error, at most as many as `rows` at once."""
         for path in sorted(self.folder.glob("part-*.parquet")):
             for batch in pq.ParquetFile(path).iter_batches(rows):
-                yield batch.filter(pc.is_null(batch.column(ERROR)))
+                valid = batch.filter(pc.is_null(batch.column(ERROR)))
+                if len(valid):
+                    yield valid
 
 
 class Similarity(NamedTuple):

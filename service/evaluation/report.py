@@ -160,6 +160,9 @@ def _open(opened: ExitStack, old: Evaluated, new: Evaluated) -> dict[str, SyncMo
     for name, own in (("old", old), ("new", new)):
         jobs = own.results["jobs"]
         job = jobs.get("pairs", jobs["documents"])
+        if "artifact" not in job:
+            models[name] = f"its vectors are those of the server {job['url']}"
+            continue
         options = ModelOptions(engine=job["--engine"], precision=job["--precision"])
         try:
             model = opened.enter_context(SyncModel(Path(job["artifact"]), options))
