@@ -5,6 +5,7 @@ feed-forward layer.
 Source: Touvron et al. 2023, arXiv:2302.13971.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from models.export.families.family import (
@@ -147,4 +148,35 @@ LLAMA = Family(
     ignored=IGNORED,
     classifier=CLASSIFIER,
     token_classifier=TOKEN_CLASSIFIER,
+)
+
+
+def bidirectional(family: Family, code: str) -> Family:
+    """Return the family of code that makes the attention of a family bidirectional.
+
+    Args:
+        family: Family of the network.
+        code: Prefix of the code's class names in `auto_map`.
+    """
+    return replace(
+        family,
+        derived=lambda config: family.derived({**config, "is_causal": False}),
+        required={**family.required, "is_causal": False},
+        code=(code,),
+    )
+
+
+_POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
+# NVIDIA's embedding models and rerankers, whose scores are divided by a temperature.
+LLAMA_BIDIRECTIONAL = replace(
+    bidirectional(LLAMA, "LlamaBidirectional"),
+    poolings=_POOLINGS,
+    classifier=replace(
+        CLASSIFIER,
+        poolings=_POOLINGS,
+        pooling_field="pooling",
+        skips_padding_ids=False,
+        required={"temperature": 1.0},
+    ),
+    token_classifier=None,
 )
