@@ -5,6 +5,7 @@ feed-forward layer.
 Source: Touvron et al. 2023, arXiv:2302.13971.
 """
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +49,10 @@ ATTENTION_BIAS = {"attention_bias": ("in_proj", "out_proj")}
 BIASES = {**ATTENTION_BIAS, "mlp_bias": ("linear1", "linear2")}
 
 
+# Classes of transformers, whose attention has the direction that the config says.
+_CLASS = re.compile(r"(Llama|Mistral|Qwen[23])(Model|For\w+)")
+
+
 def is_causal(config: Settings) -> bool:
     """Return whether tokens of a decoder attend to earlier tokens and themselves only.
 
@@ -55,7 +60,8 @@ def is_causal(config: Settings) -> bool:
     `use_bidirectional_attention` instead, which transformers ignores in these families.
 
     Raises:
-        CheckpointError: A field is not a boolean, or the two contradict each other.
+        CheckpointError: A field is not a boolean, the two contradict each other, or `architectures`
+            names another class than those of transformers, and `is_causal` is absent.
     """
     causal, both = config.get("is_causal", True), "use_bidirectional_attention"
     if not isinstance(causal, bool):
@@ -66,6 +72,14 @@ def is_causal(config: Settings) -> bool:
         raise CheckpointError(
             f"config.json: {both} is {config[both]}, but is_causal is {causal}, which transformers "
             f"follows; set is_causal to {str(not causal).lower()} if the model was trained so"
+        )
+    classes = config.get("architectures")
+    classes = classes if isinstance(classes, list) else []
+    others = [name for name in classes if not _CLASS.fullmatch(str(name))]
+    if others and "is_causal" not in config:
+        raise CheckpointError(
+            f"config.json: architectures names {others[0]}, whose attention can have another "
+            "direction than that of transformers' class; set is_causal to true or false"
         )
     return causal
 

@@ -241,11 +241,16 @@ LOOK_ALIKES: list[tuple[Save, dict[str, object], str]] = [
     (save_pplx, {"use_bidirectional_attention": False}, "is False, but is_causal is False, which"),
     (save_voyage, {"use_bidirectional_attention": False}, "is False, but is_causal is False, wh"),
     (save_voyage, {"is_causal": True}, "is_causal is True; only False is supported"),
+    (
+        lambda folder: save_checkpoint(folder, "llama"),
+        {"architectures": ["LlamaBidirectionalModel"]},
+        "architectures names LlamaBidirectionalModel, whose attention can have another direction",
+    ),
     # Other code, or that of another family.
     (save_nemotron, {"auto_map": {"AutoModel": "a.LlamaModel"}}, "auto_map names a.LlamaModel"),
     (save_pplx, {"auto_map": {"AutoModel": "a.Qwen3Model"}}, "auto_map names a.Qwen3Model, but"),
     (save_voyage, {"auto_map": {"AutoModel": "a.VoyageQwen3Model"}}, "auto_map names a.Voyage"),
-    (save_voyage, {"auto_map": None}, r"unexpected tensors \(1\): linear.weight"),
+    (save_voyage, {"auto_map": None}, "architectures names VoyageQwen3BidirectionalEmbedModel, wh"),
     # Other pooling, projection and scores.
     (save_nemotron, {"pooling": "weighted_avg"}, "pooling is 'weighted_avg'; supported: avg, cls"),
     (save_nemotron, {"pooling": ["avg"]}, r"pooling is \"\['avg'\]\"; supported: avg, cls, last"),
