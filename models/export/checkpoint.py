@@ -327,12 +327,12 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
             is_valid = smallest <= value <= _LARGEST.get(field, MAX_SIZE)
         if not is_valid:
             raise CheckpointError(f"{name}: {keys[field]} has the invalid value {value!r}")
-    if values["activation"] not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{name}: the activation {values['activation']!r} is not one of "
-            f"{', '.join(sorted(ACTIVATIONS))}"
-        )
     changes = {**family.constants, **family.derived({**family.defaults, **config})}
+    activation = {**values, **changes}["activation"]
+    if activation not in ACTIVATIONS:
+        raise CheckpointError(
+            f"{name}: the activation {activation!r} is not one of {', '.join(sorted(ACTIVATIONS))}"
+        )
     if "head_width" not in changes and values["d_model"] % values["num_heads"]:
         raise CheckpointError(
             f"{name}: {keys['d_model']} {values['d_model']} is not divisible by "

@@ -36,6 +36,7 @@ from models.export.families.qwen2 import QWEN2
 from models.export.families.qwen3 import PPLX, QWEN3, VOYAGE
 from models.export.families.roberta import ROBERTA
 from models.export.families.roformer import ROFORMER
+from models.export.families.t5 import T5
 
 __all__ = [
     "FAMILIES",
@@ -73,6 +74,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": QWEN3,
     "roberta": ROBERTA,
     "roformer": ROFORMER,
+    "t5": T5,
     "xlm-roberta": ROBERTA,
 }
 

@@ -1,4 +1,4 @@
-"""Families that descend from Llama, from text to vector, against sentence-transformers."""
+"""Decoders and T5 encoders, from text to vector, against sentence-transformers."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +24,7 @@ from tests.models.checkpoints import (
     save_byte_fallback,
     save_byte_level,
     save_checkpoint,
+    save_sentencepiece,
     write_modules,
 )
 from tests.models.export.test_decoders import rename
@@ -68,6 +69,16 @@ def save_harrier(folder: Path) -> None:
     SentenceTransformer(modules=modules, prompts=PROMPTS, device="cpu").save(str(folder))
 
 
+def save_t5(folder: Path) -> None:
+    """Save a model like sentence-t5: mean pooling and a dense head without a bias."""
+    save_sentencepiece(folder, "T5Tokenizer")
+    save_checkpoint(folder, "t5", vocab_size=300)
+    dense = Dense(32, 12, bias=False, activation_function=nn.Identity())
+    transformer = Transformer(str(folder), max_seq_length=32)
+    modules: list[nn.Module] = [transformer, Pooling(32), dense, Normalize()]
+    SentenceTransformer(modules=modules, prompts=PROMPTS, device="cpu").save(str(folder))
+
+
 def save_nemotron(folder: Path) -> None:
     """Save a model like llama-nemotron-embed: a bidirectional Llama with mean pooling."""
     _save_bidirectional(folder, "llama", [Pooling(32), Normalize()])
@@ -108,7 +119,9 @@ def end_every_text(folder: Path, template: str, *tokens: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("save", [save_qwen3, save_gemma, save_harrier, save_nemotron, save_voyage])
+@pytest.mark.parametrize(
+    "save", [save_qwen3, save_gemma, save_harrier, save_t5, save_nemotron, save_voyage]
+)
 def test_vectors_equal_sentence_transformers(save: Callable[[Path], None], tmp_path: Path) -> None:
     folder = tmp_path / "model"
     folder.mkdir()
