@@ -21,6 +21,7 @@ from models.export.families import (
     FAMILIES_OF_CODE,
     MAX_HEADS,
     MAX_SIZE,
+    Classifier,
     Family,
     Names,
     TensorPart,
@@ -189,7 +190,15 @@ def _heads(
     if sentence_config.outputs[0] == "logits" and family.classifier:
         labels = len(sentence_config.labels)
         return classifier.take_heads(family.classifier, config, labels, tensors, _fill)
-    return _filled_heads(folder, sentence_config.heads)
+    heads = _filled_heads(folder, sentence_config.heads)
+    if sentence_config.projection is None:
+        return heads
+    # It has no bias, so that it can follow pooling: there is one vector per row instead of many.
+    own = Classifier(out=family.projection, out_bias=False)
+    return [
+        *classifier.take_heads(own, config, sentence_config.projection, tensors, _fill),
+        *heads,
+    ]
 
 
 def _token_heads(
@@ -318,12 +327,12 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
             is_valid = smallest <= value <= _LARGEST.get(field, MAX_SIZE)
         if not is_valid:
             raise CheckpointError(f"{name}: {keys[field]} has the invalid value {value!r}")
-    if values["activation"] not in ACTIVATIONS:
-        raise CheckpointError(
-            f"{name}: the activation {values['activation']!r} is not one of "
-            f"{', '.join(sorted(ACTIVATIONS))}"
-        )
     changes = {**family.constants, **family.derived({**family.defaults, **config})}
+    activation = {**values, **changes}["activation"]
+    if activation not in ACTIVATIONS:
+        raise CheckpointError(
+            f"{name}: the activation {activation!r} is not one of {', '.join(sorted(ACTIVATIONS))}"
+        )
     if "head_width" not in changes and values["d_model"] % values["num_heads"]:
         raise CheckpointError(
             f"{name}: {keys['d_model']} {values['d_model']} is not divisible by "
@@ -334,8 +343,9 @@ def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderCo
 
 def _family(model_type: str, classes: Sequence[str]) -> Family:
     """Return the family of the classes in `auto_map` or, if they have none, of the `model_type`."""
+    names = [*classes, *(path.rpartition(".")[2] for path in classes)]
     for start, family in FAMILIES_OF_CODE.items():
-        if any(path.startswith(start) for path in classes):
+        if any(name.startswith(start) for name in names):
             return family
     if model_type not in FAMILIES:
         raise CheckpointError(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from models.export.families import MAX_SIZE, jina_v3
+from models.export.families import MAX_SIZE, Family, jina_v3
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.router import read_routes
 from models.network.heads import HEAD_ACTIVATIONS
@@ -23,6 +23,8 @@ MULTI_VECTOR_MASK = "MultiVectorMask"
 _DENSE_OF_PYLATE = "pylate.models.Dense.Dense"
 # Type of Jina v3's custom Transformer module, which passes the task to the encoder.
 _OF_JINA_V3 = "custom_st.Transformer"
+# Type of pplx-embed's module that rounds vectors.
+_QUANTIZER = "st_quantize.FlexibleQuantizer"
 # Inputs and outputs of modules.
 _FEATURES = ("module_input_name", "module_output_name")
 _SENTENCE_EMBEDDING = dict.fromkeys(_FEATURES, "sentence_embedding")
@@ -124,6 +126,12 @@ def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
     listed = list(routes.document) if routes else _listed_modules(folder)
     modules: list[tuple[str, str]] = []
     for name, path in listed:
+        if name == _QUANTIZER:
+            raise CheckpointError(
+                f"modules.json names {name}, which rounds vectors to int8 and is not supported; "
+                "without it in modules.json, the export gives the vectors before it: of a vector "
+                "x, it returns round(127 * tanh(x))"
+            )
         package, _, kind = name.rpartition(".")
         is_known = package.split(".")[0] == "sentence_transformers" or name == _DENSE_OF_PYLATE
         if not (is_known or (name == _OF_JINA_V3 and _is_jina_v3(folder))):
@@ -190,7 +198,8 @@ def _is_jina_v3(folder: ModelFolder) -> bool:
 def read_pooling(
     folder: ModelFolder,
     modules: Sequence[tuple[str, str]],
-    hyperparameters: Mapping[str, Any],
+    network: str,
+    family: Family,
     override: Sequence[str] | None,
 ) -> tuple[tuple[str, ...], bool]:
     """Return the names of the poolings, and whether pooling includes prompt tokens.
@@ -198,11 +207,12 @@ def read_pooling(
     Args:
         folder: Model folder.
         modules: Modules from `read_modules`.
-        hyperparameters: Content of the network's config.json.
+        network: Path of the network's config.json.
+        family: Family of the network.
         override: Names of the poolings to return instead of the folder's; None: the folder's.
 
     Raises:
-        CheckpointError: A pooling is not in `models.network.pooling.POOLINGS`.
+        CheckpointError: A pooling is unknown, or does not fit the family's projection.
     """
     include_prompt = True
     if modules:
@@ -210,15 +220,31 @@ def read_pooling(
         include_prompt = bool(config.get("include_prompt", True))
         own = _poolings(config)
     else:
-        own = [_default_pooling(hyperparameters)]
+        own = [_default_pooling(folder, network, family)]
     for name in (poolings := override or own):
         if name not in POOLINGS:
             raise CheckpointError(f"the pooling {name!r} is not one of {', '.join(POOLINGS)}")
+    if family.projection and (len(poolings) > 1 or "max" in poolings):
+        raise CheckpointError(
+            f"the pooling {' and '.join(poolings)} of vectors that {family.projection!r} projects "
+            "is not supported; supported: one pooling that is a weighted sum"
+        )
     return tuple(poolings), include_prompt
 
 
-def _default_pooling(hyperparameters: Mapping[str, Any]) -> str:
-    """Return the pooling that sentence-transformers uses for a folder without modules.json."""
+def _default_pooling(folder: ModelFolder, network: str, family: Family) -> str:
+    """Return the pooling for a folder without modules.json.
+
+    It is that of the model's own code, or else of sentence-transformers.
+    """
+    hyperparameters = folder.json(network, dict)
+    if family.poolings:
+        own = str(hyperparameters.get("pooling", next(iter(family.poolings))))
+        if own not in family.poolings:
+            raise CheckpointError(
+                f"{network}: pooling is {own!r}; supported: {', '.join(family.poolings)}"
+            )
+        return family.poolings[own]
     classes = hyperparameters.get("architectures")
     first = str(classes[0]) if isinstance(classes, list) and classes else ""
     return "last" if first.endswith("ForCausalLM") else "mean"

@@ -52,6 +52,7 @@ class SentenceConfig:
             concatenated.
         include_prompt: Whether pooling includes prompt tokens.
         outputs: Names of the outputs of the graph.
+        projection: Width to which the checkpoint projects vectors; None: it does not.
         heads: Configs of the modules after pooling, in order, without a final `Normalize`.
         normalize: Whether vectors are normalised to unit length.
         similarity: Similarity of two vectors or multi-vectors; None for models without vectors.
@@ -78,6 +79,7 @@ class SentenceConfig:
     pooling: tuple[str, ...]
     include_prompt: bool
     outputs: tuple[Output, ...]
+    projection: int | None
     heads: tuple[HeadConfig, ...]
     normalize: bool
     similarity: SimilarityName | None
@@ -174,6 +176,8 @@ def read_sentence_config(
     include_prompt = True
     skipped_id: int | None = None
     multi: MultiVectorConfig | None = None
+    projection: int | None = None
+    tokens = overrides.tokens
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
     elif task is MULTI_VECTOR:
@@ -187,7 +191,9 @@ def read_sentence_config(
         token_classifier.check_supported(hyperparameters, known, network)
         labels = classifier.read_labels(hyperparameters, network)
     else:
-        pooling, include_prompt = read_pooling(folder, modules, hyperparameters, overrides.pooling)
+        pooling, include_prompt = read_pooling(folder, modules, network, known, overrides.pooling)
+        if known.projection:
+            projection, tokens = _projection(hyperparameters, network, tokens), False
         heads = read_heads(folder, modules)
         per_token = hybrid.read_outputs(folder, sparse=overrides.sparse)
     if pools_logits := pooling == (classifier.LATE,):
@@ -208,7 +214,8 @@ def read_sentence_config(
         max_tokens=_max_tokens(tokenizer, config, settings, overrides),
         pooling=pooling,
         include_prompt=include_prompt,
-        outputs=_outputs(task, config, pooling, include_prompt, overrides.tokens) + per_token,
+        outputs=_outputs(task, config, pooling, include_prompt, tokens) + per_token,
+        projection=projection,
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=_override(normalize, overrides.normalize),
         similarity=read_similarity(folder, task.output),
@@ -242,6 +249,25 @@ def _check_overrides(task: Task, overrides: Overrides) -> None:
             "pooling, normalisation and token vectors cannot be chosen, because the model computes "
             "no pooled embeddings"
         )
+
+
+def _projection(config: Mapping[str, Any], network: str, tokens: bool | None) -> int:
+    """Return the width to which the checkpoint projects vectors.
+
+    Raises:
+        CheckpointError: The width is invalid, or `tokens` selects token vectors.
+    """
+    if tokens:
+        raise CheckpointError(
+            "token vectors cannot be exported, because the model projects them; the graph projects "
+            "the pooled vector instead, which is the same"
+        )
+    width = config.get("num_labels")
+    if not is_size(width):
+        raise CheckpointError(
+            f"{network}: num_labels is {width!r}; it must be the width of the model's vectors"
+        )
+    return width
 
 
 def _outputs(

@@ -4,6 +4,7 @@ from tests.controls.guard import Guard
 
 _T = "tests/service/api/"
 _E = "tests/models/export/test_families.py::"
+_D = "tests/models/export/test_decoders.py::"
 _HOSTILE = "tests/service/inference/model/test_hostile_artifacts.py"
 _K = "tests/models/export/test_tokenizer.py::"
 _M = "tests/models/export/test_mutations.py::"
@@ -221,6 +222,36 @@ GUARDS = (
         "Rotary(base * factor, scale=",
         "Rotary(base, scale=",
         f"{_E}test_gte_files_of_alibaba_equal_transformers",
+    ),
+    Guard(
+        "models/export/families/rotary.py",
+        "kept + (1 - kept) / factor",
+        "1 / factor",
+        f"{_E}test_token_vectors_equal_transformers",
+    ),
+    Guard(
+        "models/export/families/llama.py",
+        'family.derived({**config, "is_causal": False})',
+        "family.derived(config)",
+        f"{_D}test_vectors_of_published_files_equal_the_formula_on_transformers",
+    ),
+    Guard(
+        "models/export/families/llama.py",
+        "read_flag(config, both) == causal",
+        "read_flag(config, both) is None",
+        f"{_E}test_model_of_another_kind_is_refused_with_the_field_name",
+    ),
+    Guard(
+        "models/export/families/llama.py",
+        "4096) - causal",
+        "4096) - 1",
+        f"{_E}test_token_vectors_equal_transformers",
+    ),
+    Guard(
+        "models/export/families/t5.py",
+        "queries * math.sqrt(config.heads.width)",
+        "queries",
+        f"{_E}test_token_vectors_equal_transformers",
     ),
     Guard(
         "models/export/checkpoint.py",

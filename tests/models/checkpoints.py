@@ -82,6 +82,19 @@ CONFIGS = {
     "mistral": lambda: transformers.MistralConfig(**_LLAMA_LIKE, sliding_window=7),
     "qwen2": lambda: transformers.Qwen2Config(**_LLAMA_LIKE),
     "qwen3": lambda: transformers.Qwen3Config(**_LLAMA_LIKE, head_dim=6),
+    "t5": lambda: transformers.T5Config(
+        vocab_size=VOCABULARY,
+        d_model=32,
+        d_kv=6,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        layer_norm_epsilon=1e-3,
+        relative_attention_num_buckets=8,
+        pad_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    ),
     "gemma3_text": lambda: transformers.Gemma3TextConfig(
         **{**_LLAMA_LIKE, "num_hidden_layers": 4},
         head_dim=6,
@@ -101,7 +114,9 @@ def save_checkpoint(folder: Path, family: str, **changes: object) -> Any:  # noq
     if family in CODE_OF:
         return save_jina_bert(folder, family, **changes)
     config = type(CONFIGS[family]()).from_dict({**CONFIGS[family]().to_dict(), **changes})
-    return _save_random(folder, family, transformers.AutoModel, config)
+    kind = transformers.AutoModel
+    create = transformers.T5EncoderModel if family == "t5" else kind.from_config
+    return _save_random(folder, family, create, config)
 
 
 def save_classifier(folder: Path, family: str, labels: int, **changes: object) -> Any:  # noqa: ANN401
@@ -109,7 +124,9 @@ def save_classifier(folder: Path, family: str, labels: int, **changes: object) -
     config = CONFIGS[family]()
     named = {"id2label": {i: f"LABEL_{i}" for i in range(labels)}}
     config = type(config).from_dict({**config.to_dict(), **named, **changes})
-    return _save_random(folder, family, transformers.AutoModelForSequenceClassification, config)
+    return _save_random(
+        folder, family, transformers.AutoModelForSequenceClassification.from_config, config
+    )
 
 
 def save_token_classifier(folder: Path, family: str, labels: int, **changes: object) -> Any:  # noqa: ANN401
@@ -117,19 +134,21 @@ def save_token_classifier(folder: Path, family: str, labels: int, **changes: obj
     config = CONFIGS[family]()
     named = {"id2label": {i: f"LABEL_{i}" for i in range(labels)}}
     config = type(config).from_dict({**config.to_dict(), **named, **changes})
-    return _save_random(folder, family, transformers.AutoModelForTokenClassification, config)
+    return _save_random(
+        folder, family, transformers.AutoModelForTokenClassification.from_config, config
+    )
 
 
 def save_masked_lm(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
     """Save a random masked language model, as `save_checkpoint` does."""
     config = CONFIGS[family]()
     config = type(config).from_dict({**config.to_dict(), **changes})
-    return _save_random(folder, family, transformers.AutoModelForMaskedLM, config)
+    return _save_random(folder, family, transformers.AutoModelForMaskedLM.from_config, config)
 
 
-def _save_random(folder: Path, family: str, kind: Any, config: Any) -> Any:  # noqa: ANN401
+def _save_random(folder: Path, family: str, create: Any, config: Any) -> Any:  # noqa: ANN401
     torch.manual_seed(0)
-    model = kind.from_config(config).eval()
+    model = create(config).eval()
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:  # RoFormer's positions
             continue

@@ -120,6 +120,11 @@ class Family:
         classifier: Head of sequence classification models; None: not supported.
         token_classifier: Head of token classification models; None: not supported.
         masked_lm: Head of masked language models; None: not supported.
+        poolings: Name in `models.network.pooling.POOLINGS` for each value of `pooling` in
+            config.json, in a folder without modules.json. The first is the default; empty: the
+            field does not exist.
+        projection: Checkpoint module of embedding models that projects each token vector, without
+            a bias, to `num_labels` in config.json; "": there is none.
         code: Prefixes of the class names in `auto_map` that the family implements. Other classes
             are refused, because code in model folders is never run.
     """
@@ -138,6 +143,8 @@ class Family:
     classifier: Classifier | None = None
     token_classifier: Classifier | None = None
     masked_lm: MaskedLM | None = None
+    poolings: Mapping[str, str] = field(default_factory=dict)
+    projection: str = ""
     code: tuple[str, ...] = ()
 
 

@@ -5,6 +5,8 @@ feed-forward layer.
 Source: Touvron et al. 2023, arXiv:2302.13971.
 """
 
+import re
+from dataclasses import replace
 from typing import Any
 
 from models.export.families.family import (
@@ -47,6 +49,10 @@ ATTENTION_BIAS = {"attention_bias": ("in_proj", "out_proj")}
 BIASES = {**ATTENTION_BIAS, "mlp_bias": ("linear1", "linear2")}
 
 
+# Classes of transformers, whose attention has the direction that the config says.
+_CLASS = re.compile(r"(Llama|Mistral|Qwen[23])(Model|For\w+)")
+
+
 def is_causal(config: Settings) -> bool:
     """Return whether tokens of a decoder attend to earlier tokens and themselves only.
 
@@ -54,7 +60,8 @@ def is_causal(config: Settings) -> bool:
     `use_bidirectional_attention` instead, which transformers ignores in these families.
 
     Raises:
-        CheckpointError: A field is not a boolean, or the two contradict each other.
+        CheckpointError: A field is not a boolean, the two contradict each other, or `architectures`
+            names another class than those of transformers, and `is_causal` is absent.
     """
     causal, both = config.get("is_causal", True), "use_bidirectional_attention"
     if not isinstance(causal, bool):
@@ -65,6 +72,14 @@ def is_causal(config: Settings) -> bool:
         raise CheckpointError(
             f"config.json: {both} is {config[both]}, but is_causal is {causal}, which transformers "
             f"follows; set is_causal to {str(not causal).lower()} if the model was trained so"
+        )
+    classes = config.get("architectures")
+    classes = classes if isinstance(classes, list) else []
+    others = [name for name in classes if not _CLASS.fullmatch(str(name))]
+    if others and "is_causal" not in config:
+        raise CheckpointError(
+            f"config.json: architectures names {others[0]}, whose attention can have another "
+            "direction than that of transformers' class; set is_causal to true or false"
         )
     return causal
 
@@ -147,4 +162,35 @@ LLAMA = Family(
     ignored=IGNORED,
     classifier=CLASSIFIER,
     token_classifier=TOKEN_CLASSIFIER,
+)
+
+
+def bidirectional(family: Family, code: str) -> Family:
+    """Return the family of code that makes the attention of a family bidirectional.
+
+    Args:
+        family: Family of the network.
+        code: Prefix of the code's class names in `auto_map`.
+    """
+    return replace(
+        family,
+        derived=lambda config: family.derived({**config, "is_causal": False}),
+        required={**family.required, "is_causal": False},
+        code=(code,),
+    )
+
+
+_POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
+# NVIDIA's embedding models and rerankers, whose scores are divided by a temperature.
+LLAMA_BIDIRECTIONAL = replace(
+    bidirectional(LLAMA, "LlamaBidirectional"),
+    poolings=_POOLINGS,
+    classifier=replace(
+        CLASSIFIER,
+        poolings=_POOLINGS,
+        pooling_field="pooling",
+        skips_padding_ids=False,
+        required={"temperature": 1.0},
+    ),
+    token_classifier=None,
 )

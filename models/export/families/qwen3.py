@@ -1,8 +1,9 @@
-"""Qwen3: Qwen2 with norms of queries and keys, and other biases.
+"""Qwen3: Qwen2 with norms of queries and keys, and other biases; and its bidirectional variants.
 
 Source: Zhang et al. 2025, arXiv:2506.05176 (Qwen3-Embedding).
 """
 
+from dataclasses import replace
 from typing import Any
 
 from models.export.families import llama, qwen2
@@ -31,3 +32,7 @@ QWEN3 = Family(
     classifier=llama.CLASSIFIER,
     token_classifier=llama.TOKEN_CLASSIFIER,
 )
+
+# Perplexity's pplx-embed and Voyage's voyage-4-nano.
+PPLX = llama.bidirectional(QWEN3, "PPLXQwen3")
+VOYAGE = replace(llama.bidirectional(QWEN3, "VoyageQwen3Bidirectional"), projection="linear")

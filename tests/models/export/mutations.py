@@ -115,6 +115,7 @@ FIELDS = """
 architectures auto_map model_type quantization_config layer_types head_dim rope_parameters
 rope_scaling rope_theta matryoshka_dimensions problem_type id2label num_labels pad_token_id
 embedding_size num_hidden_groups n_embd n_head n_layer n_inner sliding_window
+use_sliding_window max_window_layers is_causal use_bidirectional_attention pooling temperature
 query_pre_attn_scalar num_key_value_heads classifier_pooling prompts default_prompt_name
 similarity_fn_name truncate_dim activation_fn sentence_transformers query_prefix
 query_length query_expansion skiplist_words pooling_mode include_prompt

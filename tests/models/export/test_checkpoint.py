@@ -145,7 +145,7 @@ def test_missing_misshaped_or_unknown_tensor_raises_with_its_name(
     [
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' is not supported; supported: albert, bert, camembert",
+            "model_type 'gpt2' is not supported; supported: albert, bert, bidirectional_pplx",
         ),
         ({"hidden_act": "laplace"}, "activation 'laplace' is not one of gelu"),
         ({"hidden_act": ["gelu"]}, r"hidden_act has the invalid value \['gelu'\]"),

@@ -99,6 +99,9 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("qwen3", {"is_causal": True, "use_bidirectional_attention": False}),
     ("qwen3", {"is_causal": False, "attention_bias": True}),
     ("qwen3", {**WINDOWS, "layer_types": [FULL, SLIDING], "is_causal": False}),
+    ("t5", {"dense_act_fn": "gelu_new", "is_gated_act": True}),
+    ("t5", {"is_gated_act": True, "d_kv": 8, "relative_attention_num_buckets": 6}),
+    ("t5", {"dense_act_fn": "gelu", "num_heads": 3, "relative_attention_num_buckets": 32}),
     ("gemma3_text", {"use_bidirectional_attention": False}),
     ("gemma3_text", {"sliding_window": 7}),
     ("gemma3_text", {"layer_types": None}),  # every sixth layer has no window
@@ -142,7 +145,9 @@ def packed(encoder: Encoder, ids: list[list[int]]) -> Tensor:
 
 
 def test_every_family_has_a_test_config() -> None:
-    assert {*CONFIGS, "new"} == FAMILIES.keys()  # "new" has tests of its own
+    # These have tests of their own.
+    others = {"bidirectional_pplx_qwen3", "llama_bidirec", "new"}
+    assert {*CONFIGS, *others} == FAMILIES.keys()
 
 
 @pytest.mark.parametrize(("family", "changes"), CASES, ids=NAMES)
@@ -269,6 +274,32 @@ def test_snowflake_class_names_and_other_automatic_classes_load(tmp_path: Path) 
     assert_equals(load(tmp_path)[0].encoder, reference)
 
 
+@pytest.mark.parametrize("kind", [None, "relu", "gelu", "gated-gelu", "gated-silu"])
+def test_t5_feed_forward_of_older_files_is_that_of_transformers(
+    kind: str | None, tmp_path: Path
+) -> None:
+    fields = {} if kind is None else {"feed_forward_proj": kind}
+    own = transformers.T5Config(**fields)
+    computed = {"dense_act_fn": own.dense_act_fn, "is_gated_act": own.is_gated_act}
+    reference = save_checkpoint(tmp_path, "t5", **computed)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text())
+    for name in (*computed, "feed_forward_proj"):
+        del config[name]
+    path.write_text(json.dumps({**config, **fields}))
+    assert_equals(load(tmp_path)[0].encoder, reference)
+
+
+@pytest.mark.parametrize("name", ["encoder.embed_tokens.weight", "shared.weight"])
+def test_t5_embeddings_have_either_name_beside_a_decoder(name: str, tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "t5")
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors[name] = tensors.pop("shared.weight")
+    tensors |= {"decoder.final_layer_norm.weight": torch.ones(32), "lm_head.weight": torch.ones(1)}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_equals(load(tmp_path)[0].encoder, reference)
+
+
 JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the path does not say
 
 
@@ -374,6 +405,13 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("gemma3_text", {"sliding_window": None}, "sliding_window has the invalid value None"),
         ("gemma3_text", {"use_bidirectional_attention": "no"}, "has the invalid value 'no'"),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar has the invalid"),
+        ("t5", {"feed_forward_proj": "glu-relu"}, "feed_forward_proj is 'glu-relu'; supported"),
+        ("t5", {"dense_act_fn": "laplace"}, "activation 'laplace' is not one of"),
+        ("t5", {"relative_attention_num_buckets": 2}, "num_buckets is 2; it must be from 4 to 511"),
+        ("t5", {"relative_attention_max_distance": 64}, "max_distance is 64; only 128"),
+        ("t5", {"is_decoder": True}, "is_decoder is True; only False is supported"),
+        ("t5", {"model_type": "umt5"}, "model_type 'umt5' is not supported"),
+        ("t5", {"d_kv": "6"}, "d_kv has the invalid value '6'"),
         ("jina_bert", {"feed_forward_type": ["geglu"]}, "feed_forward_type is .*; supported: geg"),
         ("jina_bert", {"position_embedding_type": "absolute"}, "only 'alibi' is supported"),
         ("jina_bert", {"feed_forward_type": "original"}, "feed_forward_type is 'original'; supp"),

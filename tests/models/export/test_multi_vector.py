@@ -43,8 +43,10 @@ QUERIES = {"w5 w6 w7": [0, 5, 6, 7, 2], "w21": [0, 21, 2], "w8 w15 w33": [0, 8, 
 def save_model(folder: Path, family: str = "bert", **settings: Any) -> MultiVectorEncoder:  # noqa: ANN401
     """Save a model to `folder/saved` and return it."""
     # Windows reach across an expanded query.
-    changes = {"modernbert": {"local_attention": 40}, "gemma3_text": {"sliding_window": 40}}
-    save_checkpoint(folder / "model", family, **changes.get(family, {}))
+    windows = dict.fromkeys(("gemma3_text", "mistral"), "sliding_window")
+    windows["modernbert"] = "local_attention"
+    changes: dict[str, object] = {windows[family]: 40} if family in windows else {}
+    save_checkpoint(folder / "model", family, **changes)
     save_tokenizer(folder / "model")
     edit_json(folder / "model" / "tokenizer_config.json", padding_side="right")
     return save_multi_vector(folder / "saved", folder / "model", **settings)
