@@ -196,6 +196,38 @@ class TokenRules:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairTemplate:
+    """Texts around a query and a document, with which a language model judges their relevance.
+
+    A row has the tokens of `prefix`, of the body and of `suffix`, each tokenised as a text of its
+    own. The body is one text: each of the other texts, followed by what its name says. A body that
+    is too long loses its end.
+
+    Attributes:
+        prefix: Text before the body.
+        before_instruction: First text of the body; empty if there is no instruction.
+        before_query: Text before the query.
+        before_document: Text before the document.
+        suffix: Text after the body.
+        instruction: Default instruction; None: there is no instruction.
+    """
+
+    prefix: _Text
+    before_instruction: _Text
+    before_query: _Text
+    before_document: _Text
+    suffix: _Text
+    instruction: _Text | None
+
+    def head(self, query: str, instruction: str | None) -> str:
+        """Return the body up to the document; `instruction` None: the default."""
+        own = self.instruction if instruction is None else instruction
+        return (
+            f"{self.before_instruction}{own or ''}{self.before_query}{query}{self.before_document}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Description of an artifact.
 
@@ -232,6 +264,8 @@ class Manifest:
         graphs: Descriptions of the ONNX files.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.
+        pair_template: Texts around a query and a document. Prompts are instructions then. None: the
+            tokenizer alone makes a row of a pair.
     """
 
     name: _Text
@@ -261,6 +295,7 @@ class Manifest:
     graphs: Annotated[tuple[Graph, ...], length(0, 64)]
     files: Mapping[Annotated[str, length(1, 1024)], _Sha256]
     versions: Mapping[_Text, _Text]
+    pair_template: PairTemplate | None = None
 
 
 @dataclass(frozen=True)

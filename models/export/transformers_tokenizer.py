@@ -1,6 +1,7 @@
 """The tokenizer of a model folder, as transformers builds it from all its files.
 
-Only JSON files are read, from a copy in a temporary folder: no code, no pickle, no file elsewhere.
+Only JSON files and the chat template are read, from a copy in a temporary folder: no code, no
+pickle, no file elsewhere.
 """
 
 import json
@@ -17,6 +18,7 @@ from models.panics import panics_as_errors
 
 TOKENIZER = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
 # Other files whose tokens transformers adds.
 TOKEN_FILES = ("special_tokens_map.json", "added_tokens.json")
 # The largest public tokenizer.json has 33 MB.
@@ -95,6 +97,8 @@ def load_tokenizer(folder: ModelFolder, subfolder: str, model_type: str) -> Any:
             if folder.has(join(subfolder, file)):
                 tokens = folder.json(join(subfolder, file), dict)
                 (copy / file).write_text(json.dumps(tokens))
+        if folder.has(template := join(subfolder, CHAT_TEMPLATE)):
+            (copy / CHAT_TEMPLATE).write_bytes(folder.bytes(template))
         logging.set_verbosity_error()
         try:
             with panics_as_errors("the tokenizers library"):

@@ -120,6 +120,8 @@ class Family:
         classifier: Head of sequence classification models; None: not supported.
         token_classifier: Head of token classification models; None: not supported.
         masked_lm: Head of masked language models; None: not supported.
+        causal_head: Checkpoint module of a causal language model's logits, a linear layer without
+            bias; "": not supported.
         code: Prefixes of the class names in `auto_map` that the family implements. Other classes
             are refused, because code in model folders is never run.
     """
@@ -138,6 +140,7 @@ class Family:
     classifier: Classifier | None = None
     token_classifier: Classifier | None = None
     masked_lm: MaskedLM | None = None
+    causal_head: str = ""
     code: tuple[str, ...] = ()
 
 

@@ -1,0 +1,218 @@
+"""Pair templates: how a reranker based on a language model reads a query and a document.
+
+A template is the checkpoint's chat template, as sentence-transformers renders it, or one that the
+model's authors publish beside the checkpoint.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.artifact import PairTemplate
+from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.export.transformers_tokenizer import CHAT_TEMPLATE, CONFIG, load_tokenizer
+
+# Choices of `Overrides.pair_template` that are not names in `PUBLISHED`.
+CHAT, NONE = "chat", "none"
+
+
+@dataclass(frozen=True)
+class PublishedTemplate:
+    """A template that the files of a checkpoint do not have.
+
+    Attributes:
+        template: The template.
+        max_tokens: Maximum length of a row in the authors' examples, in tokens.
+        hub_ids: Starts of the hub ids of the models that it is for.
+    """
+
+    template: PairTemplate
+    max_tokens: int
+    hub_ids: tuple[str, ...]
+
+
+PUBLISHED: Mapping[str, PublishedTemplate] = {
+    # Source: README of https://github.com/QwenLM/Qwen3-Embedding
+    "qwen3-reranker": PublishedTemplate(
+        PairTemplate(
+            prefix="<|im_start|>system\nJudge whether the Document meets the requirements based on "
+            "the Query and the Instruct provided. Note that the answer can only be "
+            '"yes" or "no".<|im_end|>\n<|im_start|>user\n',
+            before_instruction="<Instruct>: ",
+            before_query="\n<Query>: ",
+            before_document="\n<Document>: ",
+            suffix="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+            instruction="Given a web search query, retrieve relevant passages that answer the "
+            "query",
+        ),
+        max_tokens=8192,
+        hub_ids=("Qwen/Qwen3-Reranker-", "tomaarsen/Qwen3-Reranker-"),
+    )
+}
+CHOICES = (*PUBLISHED, CHAT, NONE)
+
+# Texts that show which text of a rendered pair is which.
+_MARKS = ("first mark", "second mark", "third mark")
+# Instructions, queries and documents that a template must render unchanged.
+_PROBES = (
+    ("a", "", ""),
+    (" a \n", "\tb  ", " c\n\n"),
+    ("<a>&'\"", "</think>\n<think>b", "<tool_response>c</tool_response>"),
+    ("{{ a }}", "{% b %}", "naïve 日本 🎉 \\n"),
+    ("a" * 3000, "b " * 3000, "C" * 3000),
+)
+
+
+def template_of_hub(hub_id: str) -> str | None:
+    """Return the name in `PUBLISHED` of the template of a hub model; None: it has none."""
+    names = (name for name, own in PUBLISHED.items() if hub_id.startswith(own.hub_ids))
+    return next(names, None)
+
+
+def read_pair_template(
+    folder: ModelFolder,
+    transformer: str,
+    model_type: str,
+    settings: Mapping[str, object] | None,
+    choice: str | PairTemplate | None,
+    labels: int,
+) -> PairTemplate | None:
+    """Return the template of a model's pairs; None: it has none.
+
+    As in sentence-transformers, the chat template applies if the settings of the Transformer module
+    have the modality "message", or if there is no modules.json. But without modules.json, a model
+    with several labels is a classifier of texts, as in transformers, and has no template.
+
+    Args:
+        folder: Model folder.
+        transformer: Subfolder of the tokenizer.
+        model_type: `model_type` in config.json.
+        settings: Settings of the Transformer module; None: there is no modules.json.
+        choice: The template, or a name in `CHOICES`; None: the folder's.
+        labels: Number of labels.
+
+    Raises:
+        CheckpointError: The choice is unknown, or the model has a template and several labels. Or
+            the tokenizer has no chat template, or one that does more than to place instruction,
+            query and document between fixed texts.
+    """
+    if isinstance(choice, PairTemplate):
+        return choice
+    modalities = (settings or {}).get("modality_config")
+    message = modalities.get("message") if isinstance(modalities, dict) else None
+    applies = message is not None
+    if settings is None and labels == 1:
+        config = folder.json(join(transformer, CONFIG), dict, {})
+        has_file = folder.has(join(transformer, CHAT_TEMPLATE))
+        applies = has_file or bool(config.get("chat_template"))
+    if choice == NONE or (choice is None and not applies):
+        return None
+    if labels != 1:
+        raise CheckpointError(f"templates of pairs are for one label; the model has {labels}")
+    tokenizer = load_tokenizer(folder, transformer, model_type)
+    if tokenizer.truncation_side != "right":
+        raise CheckpointError(
+            "the tokenizer truncates texts on the left, where a pair template has its instruction"
+        )
+    if choice not in (CHAT, None):
+        return _published(choice, tokenizer)
+    is_flat = not isinstance(message, dict) or message.get("format", "flat") == "flat"
+    try:
+        return _read_chat_template(tokenizer, is_flat=is_flat)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the chat template {error}; choose another template with --pair-template, of "
+            f"{', '.join(CHOICES)}"
+        ) from error
+
+
+def _published(name: str, tokenizer: Any) -> PairTemplate:  # noqa: ANN401
+    if name not in PUBLISHED:
+        raise CheckpointError(f"the pair template {name!r} is not one of {', '.join(CHOICES)}")
+    if tokenizer.num_special_tokens_to_add():
+        raise CheckpointError(
+            f"the tokenizer adds special tokens to texts, and the template {name} has none of them"
+        )
+    return PUBLISHED[name].template
+
+
+def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # noqa: ANN401
+    """Return the parts of a chat template, after a check that it has no others.
+
+    Raises:
+        CheckpointError: It has; the message continues the name of the template.
+    """
+
+    def render(instruction: str | None, query: str, document: str) -> str:
+        contents = {"system": instruction, "query": query, "document": document}
+        messages = [
+            {"role": role, "content": text if is_flat else [{"type": "text", "text": text}]}
+            for role, text in contents.items()
+            if text is not None
+        ]
+        try:
+            return str(tokenizer.apply_chat_template(messages, tokenize=False))
+        except Exception as error:  # templates raise what they like
+            raise CheckpointError(f"renders no pair: {str(error)[:200]}") from error
+
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    template = _parts(render(*_MARKS), render(None, *_MARKS[1:]), special)
+    has_instruction = template.instruction is not None
+    for instruction, query, document in _PROBES:
+        for own in (instruction, None):
+            body = template.head(query, own if has_instruction else None) + document
+            rendered, pieces = (
+                render(own, query, document),
+                (template.prefix, body, template.suffix),
+            )
+            if rendered != "".join(pieces):
+                raise CheckpointError("does not render all texts unchanged between fixed texts")
+            whole, *apart = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
+            if whole != [token for part in apart for token in part]:
+                raise CheckpointError("has a token that spans the border of a pair's texts")
+    return template
+
+
+def _parts(marked: str, without_instruction: str, special: Sequence[str]) -> PairTemplate:
+    """Return the parts of a template that was rendered with `_MARKS`, and without the first.
+
+    Args:
+        marked: Text with all marks.
+        without_instruction: Text without a system message.
+        special: The special tokens.
+    """
+    by_default = _between(without_instruction, _MARKS[1:])
+    if by_default is None:
+        raise CheckpointError("does not have the query and then the document, once each")
+    start, before_document, suffix = by_default
+    first, before_query, instruction = start, "", None
+    if (parts := _between(marked, _MARKS)) is not None:
+        first, before_query = parts[:2]
+        instruction = start[len(first) : len(start) - len(before_query)]
+    within = before_query + before_document + (instruction or "")
+    if any(token in within for token in special):
+        raise CheckpointError("has special tokens between the texts of a pair")
+    if not suffix.startswith(tuple(special)):
+        raise CheckpointError("does not have a special token after the document")
+    # No token spans the border after a special token.
+    cut = max((first.rfind(token) + len(token) for token in special if token in first), default=0)
+    prefix, before = first[:cut], first[cut:]
+    return PairTemplate(
+        prefix=prefix,
+        before_instruction="" if instruction is None else before,
+        before_query=before if instruction is None else before_query,
+        before_document=before_document,
+        suffix=suffix,
+        instruction=instruction,
+    )
+
+
+def _between(text: str, marks: Sequence[str]) -> list[str] | None:
+    """Return the texts around marks; None unless each mark is there once, in order."""
+    parts: list[str] = []
+    for mark in marks:
+        before, found, text = text.partition(mark)
+        if not found or mark in text:
+            return None
+        parts.append(before)
+    return [*parts, text]
