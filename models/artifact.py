@@ -219,12 +219,10 @@ class PairTemplate:
     suffix: _Text
     instruction: _Text | None
 
-    def head(self, query: str, instruction: str | None) -> str:
-        """Return the body up to the document; `instruction` None: the default."""
-        own = self.instruction if instruction is None else instruction
-        return (
-            f"{self.before_instruction}{own or ''}{self.before_query}{query}{self.before_document}"
-        )
+    def head(self, query: str, instruction: str) -> str:
+        """Return the body up to the document; without an `instruction`, with the default."""
+        own = "" if self.instruction is None else instruction or self.instruction
+        return f"{self.before_instruction}{own}{self.before_query}{query}{self.before_document}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -155,12 +155,13 @@ def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # no
         except Exception as error:  # templates raise what they like
             raise CheckpointError(f"renders no pair: {str(error)[:200]}") from error
 
+    if not tokenizer.chat_template:
+        raise CheckpointError("is missing")
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     template = _parts(render(*_MARKS), render(None, *_MARKS[1:]), special)
-    has_instruction = template.instruction is not None
     for instruction, query, document in _PROBES:
         for own in (instruction, None):
-            body = template.head(query, own if has_instruction else None) + document
+            body = template.head(query, own or "") + document
             rendered, pieces = (
                 render(own, query, document),
                 (template.prefix, body, template.suffix),

@@ -1,0 +1,67 @@
+"""Small rerankers that are causal language models, and their published formula."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.models.checkpoints import save_causal_lm, save_chatml
+
+# Byte for byte as in the README of https://github.com/QwenLM/Qwen3-Embedding
+PREFIX = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and "
+    'the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+    "<|im_start|>user\n"
+)
+SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
+INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
+
+# A chat template of sentence-transformers with the roles of a pair.
+CHAT_TEMPLATE = (
+    "{%- macro of(role, other) -%}{{ messages | selectattr('role', 'eq', role) "
+    "| map(attribute='content') | first | default(other) }}{%- endmacro -%}"
+    "<|im_start|>system\nJudge the document.<|im_end|>\n<|im_start|>user\n"
+    "<Instruct>: {{ of('system', 'Find an answer.') }}\n<Query>: {{ of('query', '') }}\n"
+    "<Document>: {{ of('document', '') }}<|im_end|>\n<|im_start|>assistant\n"
+    "{{ '<think>\n\n</think>\n\n' }}"
+)
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "tied": {"tie_word_embeddings": True},
+    "own matrix and biases": {"attention_bias": True, "rope_theta": 1e6, "num_hidden_layers": 3},
+    "windows": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+}
+
+
+def save_reranker(folder: Path, config: str, max_length: int = 400) -> Any:  # noqa: ANN401
+    """Save a random reranker as Qwen3-Reranker is published; return the language model."""
+    size = save_chatml(folder, max_length=max_length)
+    layers = {"layer_types": None, "vocab_size": size, "max_position_embeddings": 512}
+    return save_causal_lm(folder, "qwen3", **{**layers, **CONFIGS[config]})
+
+
+def published_logits(
+    folder: Path,
+    model: Any,  # noqa: ANN401
+    pairs: Sequence[tuple[str, str]],
+    instruction: str = INSTRUCTION,
+    max_length: int = 400,
+) -> torch.Tensor:
+    """Return the logit of "yes" less that of "no" for each pair, `(N,)`, by the published steps."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    prefix, suffix = (tokenizer.encode(text, add_special_tokens=False) for text in (PREFIX, SUFFIX))
+    bodies = [
+        f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}"
+        for query, document in pairs
+    ]
+    room = max_length - len(prefix) - len(suffix)
+    cut = tokenizer(bodies, padding=False, truncation="longest_first", max_length=room)
+    rows = [prefix + body + suffix for body in cut["input_ids"]]
+    inputs = tokenizer.pad({"input_ids": rows}, padding=True, return_tensors="pt")
+    yes, no = (tokenizer.convert_tokens_to_ids(answer) for answer in ("yes", "no"))
+    with torch.no_grad():
+        last = model(**inputs).logits[:, -1].float()
+    difference: torch.Tensor = last[:, yes] - last[:, no]
+    return difference
