@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
 from tests.models.jina_bert import CODE_OF, save_jina_bert
@@ -190,6 +190,7 @@ def save_chatml(folder: Path, chat_template: str | None = None, max_length: int 
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
+    tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=500,
         special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
