@@ -52,8 +52,11 @@ _MANIFEST_RULES: _Rules = (
         lambda m: m.default_prompt is None or m.default_prompt in m.prompts,
     ),
     (
-        "pair_template must be that of a model with one label",
-        lambda m: m.pair_template is None or (m.outputs == ("logits",) and len(m.labels) == 1),
+        "pair_template must be that of a model with one label, which truncates on the right",
+        lambda m: (
+            m.pair_template is None
+            or (m.outputs, len(m.labels), m.truncation_side) == (("logits",), 1, "right")
+        ),
     ),
     ("adapters must be different", lambda m: len({*m.adapters}) == len(m.adapters)),
     (

@@ -9,8 +9,9 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from sentence_transformers import CrossEncoder
-from sentence_transformers.base.modules import Transformer
+from sentence_transformers.base.modules import Dense, Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
+from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, processors
 
 from models.export.checkpoint import load
@@ -161,6 +162,19 @@ def test_answers_are_those_of_the_module(false_token: str | None, tmp_path: Path
     actual = logits_of(tmp_path / "saved", PAIRS)
     torch.testing.assert_close(actual, predicted(model), rtol=1e-5, atol=1e-5)
     assert load(tmp_path / "saved")[1].labels == ("a",)
+
+
+def test_last_token_and_a_layer_equal_sentence_transformers(tmp_path: Path) -> None:
+    save_reranker(tmp_path / "model", "windows")
+    save_chatml(tmp_path / "model", CHAT_TEMPLATE)
+    network = Transformer(str(tmp_path / "model"))
+    torch.manual_seed(3)
+    names = {"activation_function": torch.nn.Identity(), "module_output_name": "scores"}
+    modules = [network, Pooling(32, "lasttoken"), Dense(32, 1, bias=False, **names)]
+    reference = CrossEncoder(modules=modules, device="cpu", prompts={"cats": "Find cats."})
+    reference.save(str(tmp_path / "saved"))
+    actual = logits_of(tmp_path / "saved", PAIRS)
+    torch.testing.assert_close(actual, predicted(reference), rtol=1e-5, atol=1e-5)
 
 
 def save_conversion(folder: Path, chat_template: str | None = None) -> Any:  # noqa: ANN401
