@@ -28,18 +28,27 @@ CHAT_TEMPLATE = (
     "{{ '<think>\n\n</think>\n\n' }}"
 )
 
-CONFIGS: dict[str, dict[str, Any]] = {
-    "tied": {"tie_word_embeddings": True},
-    "own matrix and biases": {"attention_bias": True, "rope_theta": 1e6, "num_hidden_layers": 3},
-    "windows": {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+# Families and fields of configs.
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "tied": ("qwen3", {"tie_word_embeddings": True}),
+    "own matrix and biases": ("qwen3", {"attention_bias": True, "num_hidden_layers": 3}),
+    "windows": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1},
+    ),
+    "Qwen2": ("qwen2", {}),
+    "Llama": ("llama", {"tie_word_embeddings": True}),
+    "Mistral": ("mistral", {"sliding_window": 120}),
 }
 
 
 def save_reranker(folder: Path, config: str, max_length: int = 400) -> Any:  # noqa: ANN401
-    """Save a random reranker as Qwen3-Reranker is published; return the language model."""
+    """Save a random reranker, as Qwen3-Reranker is published; return the language model."""
     size = save_chatml(folder, max_length=max_length)
-    layers = {"layer_types": None, "vocab_size": size, "max_position_embeddings": 512}
-    return save_causal_lm(folder, "qwen3", **{**layers, **CONFIGS[config]})
+    family, changes = CONFIGS[config]
+    layers = {"layer_types": None} if family.startswith("qwen") else {}
+    sizes = {"vocab_size": size, "max_position_embeddings": 512}
+    return save_causal_lm(folder, family, **{**layers, **sizes, **changes})
 
 
 def published_logits(
