@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from models.export.families import Family
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
-from models.export.transformers_tokenizer import TOKENIZER
+from models.export.tokenizer_settings import MAX_TOKENIZER_BYTES, TOKENIZER
+from models.json_reader import parse_json
 from models.network.heads import DenseHead
-from models.panics import panics_as_errors
 
 # Answers of a model without the module.
 _ANSWERS = ("yes", "no")
@@ -90,6 +89,7 @@ def read_answers(
             f"config.json names {config.get('architectures')!r}"
         )
     vocabulary = _vocabulary(folder, modules[0][1] if modules else "")
+    spellings = {token: spelling for spelling, token in vocabulary.items()}
     if modules:
         name = join(modules[1][1], "config.json")
         fields = folder.json(name, dict)
@@ -98,31 +98,34 @@ def read_answers(
             raise CheckpointError(f"{name}: {min(unknown)} is not supported")
         ids = [fields.get("true_token_id"), fields.get("false_token_id")]
     else:
-        name, ids = TOKENIZER, [vocabulary.token_to_id(answer) for answer in _ANSWERS]
+        name, ids = TOKENIZER, [vocabulary.get(answer) for answer in _ANSWERS]
     last = 1 if modules and ids[1] is None else 2
-    known = [own for own in ids[:last] if _is_id(own) and vocabulary.id_to_token(own) is not None]
+    known = [own for own in ids[:last] if _is_id(own) and own in spellings]
     if len(known) < last:
         raise CheckpointError(f"{name}: the tokenizer lacks the token of an answer; ids: {ids}")
     return Answers(
         ids=tuple(known),
-        label=str(vocabulary.id_to_token(known[0])),
+        label=spellings[known[0]],
         tied=bool(config.get("tie_word_embeddings")),
     )
 
 
 def _is_id(value: object) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _vocabulary(folder: ModelFolder, transformer: str) -> Tokenizer:
+def _vocabulary(folder: ModelFolder, transformer: str) -> dict[str, int]:
+    """Return the ids of the tokens in tokenizer.json, by their spelling."""
     name = join(transformer, TOKENIZER)
+    file = folder.bytes(name, MAX_TOKENIZER_BYTES)
     try:
-        with panics_as_errors("the tokenizers library"):
-            return Tokenizer.from_buffer(folder.bytes(name, 128 * 2**20))
-    except CheckpointError:
-        raise
-    except Exception as error:  # the library raises bare Exceptions
-        raise CheckpointError(f"{name} is not a tokenizer: {error}") from error
+        content: Any = parse_json(file)
+        words = content["model"]["vocab"]
+        if isinstance(words, list):  # Unigram: pieces with their scores
+            words = {piece: index for index, (piece, _) in enumerate(words)}
+        return {**words, **{own["content"]: own["id"] for own in content.get("added_tokens", ())}}
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{name} is not a tokenizer: it has no vocabulary") from error
 
 
 def take_head(

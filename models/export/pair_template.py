@@ -4,13 +4,13 @@ A template is the checkpoint's chat template, as sentence-transformers renders i
 model's authors publish beside the checkpoint.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from models.artifact import PairTemplate
 from models.export.model_folder import CheckpointError, ModelFolder, join
-from models.export.transformers_tokenizer import CHAT_TEMPLATE, CONFIG, load_tokenizer
+from models.export.tokenizer_settings import CHAT_TEMPLATE, CONFIG
 
 # Choices of `Overrides.pair_template` that are not names in `PUBLISHED`.
 CHAT, NONE = "chat", "none"
@@ -72,7 +72,7 @@ def template_of_hub(hub_id: str) -> str | None:
 def read_pair_template(
     folder: ModelFolder,
     transformer: str,
-    model_type: str,
+    load_tokenizer: Callable[[], Any],
     settings: Mapping[str, object] | None,
     choice: str | PairTemplate | None,
     labels: int,
@@ -86,7 +86,7 @@ def read_pair_template(
     Args:
         folder: Model folder.
         transformer: Subfolder of the tokenizer.
-        model_type: `model_type` in config.json.
+        load_tokenizer: Returns the tokenizer of transformers; see `models.export.tokenizer_file`.
         settings: Settings of the Transformer module; None: there is no modules.json.
         choice: The template, or a name in `CHOICES`; None: the folder's.
         labels: Number of labels.
@@ -109,7 +109,7 @@ def read_pair_template(
         return None
     if labels != 1:
         raise CheckpointError(f"templates of pairs are for one label; the model has {labels}")
-    tokenizer = load_tokenizer(folder, transformer, model_type)
+    tokenizer = load_tokenizer()
     if tokenizer.truncation_side != "right":
         raise CheckpointError(
             "the tokenizer truncates texts on the left, where a pair template has its instruction"

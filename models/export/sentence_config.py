@@ -5,6 +5,7 @@ Unsupported settings that would change the vectors raise an error with the name 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from models.artifact import Artifact, Output, PairTemplate, SimilarityName
@@ -46,7 +47,7 @@ from models.export.tasks import (
     read_transformer_settings,
 )
 from models.export.tokenizer_settings import TokenizerSettings
-from models.export.transformers_tokenizer import read_settings
+from models.export.transformers_tokenizer import load_tokenizer, read_settings
 from models.network.config import EncoderConfig
 
 
@@ -226,7 +227,8 @@ def read_sentence_config(
     truncate_dim = _truncate_dim(folder) if task is EMBEDDING else None
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
-    template = (model_type, settings if modules else None, choice, len(labels))
+    of_transformers = partial(load_tokenizer, folder, transformer, model_type)
+    template = (of_transformers, settings if modules else None, choice, len(labels))
     of_tasks = _task_prompts(folder, network, config)
     prompts, default_prompt = _prompts(folder, task, of_tasks, multi, overrides)
     _check_overrides(task, overrides)
