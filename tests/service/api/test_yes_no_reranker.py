@@ -134,13 +134,14 @@ def test_explanation_of_a_long_document_is_of_the_part_that_is_read(
     served: vitrine.SyncModel,
 ) -> None:
     document = "The cat sat on the mat. It rained in the city. " * 40
-    explain = vitrine.Deletion(by="sentences")
-    result = served.score(QUERY, document, explain=explain)
+    explain, instruction = vitrine.Deletion(by="sentences"), "Find sentences about cats. " * 4
+    result = served.score(QUERY, document, explain=explain, instruction=instruction)
     (text,) = result.deletions[0].texts
     assert text.read[0] == 0
     assert 100 < text.read[1] < len(document)
-    expected = served.score(QUERY, document[: text.read[1]])[0]
-    assert text.whole == pytest.approx(expected, abs=1e-5)
+    expected = served.score(QUERY, document[: text.read[1]], instruction=instruction)
+    assert expected.truncated == [False]
+    assert text.whole == pytest.approx(expected[0], abs=1e-5)
 
 
 def test_document_has_the_score_of_its_best_chunk(served: vitrine.SyncModel) -> None:
