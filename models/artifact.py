@@ -200,29 +200,42 @@ class PairTemplate:
     """Texts around a query and a document, with which a language model judges their relevance.
 
     A row has the tokens of `prefix`, of the body and of `suffix`, each tokenised as a text of its
-    own. The body is one text: each of the other texts, followed by what its name says. A body that
-    is too long loses its end.
+    own. A body that is too long loses its end.
 
     Attributes:
         prefix: Text before the body.
-        before_instruction: First text of the body; empty if there is no instruction.
+        before_instruction: Text before the instruction. Without an instruction, the body has
+            neither this text nor the next.
+        after_instruction: Text after the instruction.
         before_query: Text before the query.
-        before_document: Text before the document.
+        before_document: Text between the query and the document.
         suffix: Text after the body.
-        instruction: Default instruction; None: there is no instruction.
+        instruction: Default instruction; None: no instruction by default.
+        splits_body: Whether the body is two texts, of which the first ends with the query and has
+            at most three quarters of the tokens between prefix and suffix. False: it is one text.
     """
 
     prefix: _Text
     before_instruction: _Text
+    after_instruction: _Text
     before_query: _Text
     before_document: _Text
     suffix: _Text
     instruction: _Text | None
+    splits_body: bool
 
-    def head(self, query: str, instruction: str) -> str:
-        """Return the body up to the document; without an `instruction`, with the default."""
-        own = "" if self.instruction is None else instruction or self.instruction
-        return f"{self.before_instruction}{own}{self.before_query}{query}{self.before_document}"
+    @property
+    def takes_instruction(self) -> bool:
+        """Whether there is a place for an instruction."""
+        return self.instruction is not None or bool(self.before_instruction)
+
+    def body(self, query: str, document: str, instruction: str) -> tuple[str, str]:
+        """Return the body, divided after the query; without an `instruction`, with the default."""
+        own = (instruction or self.instruction) if self.takes_instruction else None
+        first = self.before_query + query
+        if own is not None:
+            first = f"{self.before_instruction}{own}{self.after_instruction}{first}"
+        return first, self.before_document + document
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -212,7 +212,7 @@ def _check_room(tokenizer: Tokenizer, config: SentenceConfig) -> None:
     """Raise CheckpointError if the template of pairs leaves no room for a pair."""
     if (template := config.pair_template) is None:
         return
-    texts = [template.prefix, template.head("", ""), template.suffix]
+    texts = [template.prefix, *template.body("", "", ""), template.suffix]
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
     if (own := sum(map(len, encodings))) >= config.max_tokens:
         raise CheckpointError(

@@ -17,8 +17,6 @@ from models.export.tokenizer_settings import MAX_TOKENIZER_BYTES, TOKENIZER
 from models.json_reader import parse_json
 from models.network.heads import DenseHead
 
-# Answers of a model without the module.
-_ANSWERS = ("yes", "no")
 _FIELDS = {"true_token_id", "false_token_id", "module_input_name"}
 _EMBEDDINGS = "embed_tokens.weight"
 
@@ -70,14 +68,16 @@ def read_answers(
     modules: list[tuple[str, str]],
     config: Mapping[str, Any],
     family: Family,
+    answers: tuple[str, str],
 ) -> Answers:
-    """Return the tokens of a reranker: those of its module, or else "yes" and "no".
+    """Return the tokens of a reranker: those of its module, or else those of its template.
 
     Args:
         folder: Model folder.
         modules: Class name and path of each module of sentence-transformers; may be empty.
         config: Content of the network's config.json.
         family: Family of the network.
+        answers: Tokens of the template.
 
     Raises:
         CheckpointError: The family's causal language models are not supported, a setting of the
@@ -98,7 +98,7 @@ def read_answers(
             raise CheckpointError(f"{name}: {min(unknown)} is not supported")
         ids = [fields.get("true_token_id"), fields.get("false_token_id")]
     else:
-        name, ids = TOKENIZER, [vocabulary.get(answer) for answer in _ANSWERS]
+        name, ids = TOKENIZER, [vocabulary.get(answer) for answer in answers]
     last = 1 if modules and ids[1] is None else 2
     known = [own for own in ids[:last] if _is_id(own) and own in spellings]
     if len(known) < last:

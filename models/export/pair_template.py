@@ -22,11 +22,14 @@ class PublishedTemplate:
 
     Attributes:
         template: The template.
-        max_tokens: Maximum length of a row in the authors' examples, in tokens.
+        answers: Tokens for relevant and for other documents.
+        max_tokens: Maximum length in the authors' code, in tokens: of a row, or of the body if
+            there are two texts in it.
         hub_ids: Starts of the hub ids of the models that it is for.
     """
 
     template: PairTemplate
+    answers: tuple[str, str]
     max_tokens: int
     hub_ids: tuple[str, ...]
 
@@ -39,15 +42,38 @@ PUBLISHED: Mapping[str, PublishedTemplate] = {
             "the Query and the Instruct provided. Note that the answer can only be "
             '"yes" or "no".<|im_end|>\n<|im_start|>user\n',
             before_instruction="<Instruct>: ",
-            before_query="\n<Query>: ",
+            after_instruction="\n",
+            before_query="<Query>: ",
             before_document="\n<Document>: ",
             suffix="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
             instruction="Given a web search query, retrieve relevant passages that answer the "
             "query",
+            splits_body=False,
         ),
+        answers=("yes", "no"),
         max_tokens=8192,
         hub_ids=("Qwen/Qwen3-Reranker-", "tomaarsen/Qwen3-Reranker-"),
-    )
+    ),
+    # Source: the package mxbai-rerank 0.1.6
+    "mxbai-rerank-v2": PublishedTemplate(
+        PairTemplate(
+            prefix="<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+            "assistant.<|im_end|>\n<|im_start|>user\n",
+            before_instruction="instruction: ",
+            after_instruction="\n",
+            before_query="query: ",
+            before_document="\ndocument: ",
+            suffix="\nYou are a search relevance expert who evaluates how well documents match "
+            "search queries. For each query-document pair, carefully analyze the semantic "
+            "relationship between them, then provide your binary relevance judgment (0 for not "
+            "relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n",
+            instruction=None,
+            splits_body=True,
+        ),
+        answers=("1", "0"),
+        max_tokens=8192,
+        hub_ids=("mixedbread-ai/mxbai-rerank-base-v2", "mixedbread-ai/mxbai-rerank-large-v2"),
+    ),
 }
 CHOICES = (*PUBLISHED, CHAT, NONE)
 
@@ -67,6 +93,28 @@ def template_of_hub(hub_id: str) -> str | None:
     """Return the name in `PUBLISHED` of the template of a hub model; None: it has none."""
     names = (name for name, own in PUBLISHED.items() if hub_id.startswith(own.hub_ids))
     return next(names, None)
+
+
+def answers_of(template: str | PairTemplate | None) -> tuple[str, str]:
+    """Return the answers of a template, or of its name; those of other templates are yes and no."""
+    own = (p for name, p in PUBLISHED.items() if template in (name, p.template))
+    return next(own, PUBLISHED["qwen3-reranker"]).answers
+
+
+def published_limit(name: object, load_tokenizer: Callable[[], Any]) -> int | None:
+    """Return the maximum length of a row with a published template; None: it is another one.
+
+    Args:
+        name: Choice of the template.
+        load_tokenizer: Returns the tokenizer of transformers.
+    """
+    if not isinstance(name, str) or name not in PUBLISHED:
+        return None
+    own, template = PUBLISHED[name].max_tokens, PUBLISHED[name].template
+    if not template.splits_body:
+        return own
+    fixed = load_tokenizer()([template.prefix, template.suffix], add_special_tokens=False)
+    return own + sum(map(len, fixed["input_ids"]))
 
 
 def read_pair_template(
@@ -161,7 +209,7 @@ def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # no
     template = _parts(render(*_MARKS), render(None, *_MARKS[1:]), special)
     for instruction, query, document in _PROBES:
         for own in (instruction, None):
-            body = template.head(query, own or "") + document
+            body = "".join(template.body(query, document, own or ""))
             rendered, pieces = (
                 render(own, query, document),
                 (template.prefix, body, template.suffix),
@@ -186,11 +234,11 @@ def _parts(marked: str, without_instruction: str, special: Sequence[str]) -> Pai
     if by_default is None:
         raise CheckpointError("does not have the query and then the document, once each")
     start, before_document, suffix = by_default
-    first, before_query, instruction = start, "", None
+    first, after_instruction, instruction = start, "", None
     if (parts := _between(marked, _MARKS)) is not None:
-        first, before_query = parts[:2]
-        instruction = start[len(first) : len(start) - len(before_query)]
-    within = before_query + before_document + (instruction or "")
+        first, after_instruction = parts[:2]
+        instruction = start[len(first) : len(start) - len(after_instruction)]
+    within = after_instruction + before_document + (instruction or "")
     if any(token in within for token in special):
         raise CheckpointError("has special tokens between the texts of a pair")
     if not suffix.startswith(tuple(special)):
@@ -201,10 +249,12 @@ def _parts(marked: str, without_instruction: str, special: Sequence[str]) -> Pai
     return PairTemplate(
         prefix=prefix,
         before_instruction="" if instruction is None else before,
-        before_query=before if instruction is None else before_query,
+        after_instruction=after_instruction,
+        before_query=before if instruction is None else "",
         before_document=before_document,
         suffix=suffix,
         instruction=instruction,
+        splits_body=False,
     )
 
 

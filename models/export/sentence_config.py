@@ -31,7 +31,12 @@ from models.export.modules import (
     read_pooling,
 )
 from models.export.multi_vector import MultiVectorConfig
-from models.export.pair_template import NONE, PUBLISHED, read_pair_template
+from models.export.pair_template import (
+    NONE,
+    answers_of,
+    published_limit,
+    read_pair_template,
+)
 from models.export.router import Routes, read_routes
 from models.export.similarity import read_similarity
 from models.export.tasks import (
@@ -208,7 +213,9 @@ def read_sentence_config(
         labels = classifier.read_labels(hyperparameters, network)
     elif task is LOGITS_OF_TOKENS:
         pooling = ("last",)
-        answers = logit_score.read_answers(folder, modules, hyperparameters, known)
+        answers = logit_score.read_answers(
+            *(folder, modules, hyperparameters, known, answers_of(choice))
+        )
         labels = (answers.label,)
     elif task is TOKEN_CLASSIFICATION:
         token_classifier.check_supported(hyperparameters, known, network)
@@ -236,7 +243,9 @@ def read_sentence_config(
     return SentenceConfig(
         family=model_type,
         transformer=transformer,
-        max_tokens=_max_tokens(tokenizer, config, settings, overrides),
+        max_tokens=_max_tokens(
+            tokenizer, config, settings, overrides, published_limit(choice, of_transformers)
+        ),
         pooling=pooling,
         include_prompt=include_prompt,
         outputs=_outputs(task, config, pooling, include_prompt, overrides.tokens) + per_token,
@@ -385,10 +394,11 @@ def _max_tokens(
     config: EncoderConfig,
     settings: Mapping[str, object],
     overrides: Overrides,
+    published: int | None,
 ) -> int:
     """Return the maximum input length in tokens, from the override or the folder's settings.
 
-    The folder's setting is capped at the encoder's maximum.
+    The folder's setting is capped at the encoder's maximum, and at that of a published template.
     """
     own = settings.get("max_seq_length")
     own = tokenizer.max_length if own is None else own
@@ -396,9 +406,7 @@ def _max_tokens(
     limit = overrides.max_tokens
     if limit is None:
         limit = min(own, config.max_tokens) if isinstance(own, int) else 0
-        template = overrides.pair_template
-        if isinstance(template, str) and template in PUBLISHED:
-            limit = min(limit, PUBLISHED[template].max_tokens)
+        limit = limit if published is None else min(limit, published)
     # The shortest useful row has one token between two special tokens.
     if not 3 <= limit <= config.max_tokens:
         raise CheckpointError(

@@ -19,7 +19,13 @@ GUARDS = (
         "service/inference/tokenizing/templated_pairs.py",
         "max(begin, start) - start",
         "begin - start",
-        f"{_Y}test_gradients_are_those_of_the_reranker_in_its_template",
+        f"{_I}tokenizing/test_templated_pairs.py::test_tokens_have_the_spans_of_their_texts",
+    ),
+    Guard(
+        "service/inference/tokenizing/templated_pairs.py",
+        "for begin, end in body.spans if begin < stop)",
+        "for begin, end in body.spans)",
+        f"{_I}tokenizing/test_templated_pairs.py::test_texts_that_are_left_give_the_same_row",
     ),
     Guard(
         "service/inference/model/variant_texts.py",
@@ -31,7 +37,8 @@ GUARDS = (
         "service/inference/results/chunked_texts.py",
         "excess = max(excess, -room(query, part))",
         "pass",
-        f"{_Y}test_document_has_the_score_of_its_best_chunk",
+        f"{_I}tokenizing/test_templated_pairs.py::"
+        "test_chunk_fits_although_its_tokens_depend_on_the_text_before_it",
     ),
     # Long documents.
     Guard(

@@ -231,7 +231,7 @@ def _check_instruction(model: LoadedModel, instruction: str | None) -> None:
     if instruction is None:
         return
     template = model.artifact.manifest.pair_template
-    if template is None or template.instruction is None:
+    if template is None or not template.takes_instruction:
         raise InvalidInput(
             f"the model {model.name} takes no instruction; rerankers do whose template has one",
             code="wrong_model",

@@ -36,6 +36,7 @@ from tests.models.export.yes_no import (
     CHAT_TEMPLATE,
     CONFIGS,
     INSTRUCTION,
+    mxbai_logits,
     published_logits,
     save_reranker,
 )
@@ -80,6 +81,26 @@ def test_logits_equal_the_published_formula(config: str, tmp_path: Path) -> None
     assert expected.std() > 0.1  # the pairs differ
 
 
+@pytest.mark.parametrize("instruction", [None, "Find sentences about animals"])
+@pytest.mark.parametrize("config", ["Qwen2", "tied", "Llama"])
+def test_logits_equal_those_of_mxbai(config: str, instruction: str | None, tmp_path: Path) -> None:
+    reference = save_reranker(tmp_path, config)
+    pairs = [*PAIRS, ("a long query " * 60, "short"), ("a long query\n" * 60, "and document " * 90)]
+    expected, fixed = mxbai_logits(tmp_path, reference, pairs, instruction, 130)
+    overrides = Overrides(pair_template="mxbai-rerank-v2", max_tokens=130 + fixed)
+    actual = logits_of(tmp_path, pairs, overrides, instruction or "")
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    assert load(tmp_path, overrides)[1].labels == ("1",)
+    assert expected.std() > 0.05
+
+
+def test_limit_of_mxbai_does_not_count_its_template(tmp_path: Path) -> None:
+    reference = save_reranker(tmp_path, "Qwen2", max_length=10**6)
+    edit_json(tmp_path / "config.json", max_position_embeddings=32_768)
+    _, fixed = mxbai_logits(tmp_path, reference, PAIRS[:1], None, 100)
+    assert load(tmp_path, Overrides(pair_template="mxbai-rerank-v2"))[1].max_tokens == 8192 + fixed
+
+
 def test_head_is_one_row_and_the_label_is_the_answer(tmp_path: Path) -> None:
     save_reranker(tmp_path, "own matrix and biases")
     model, config = load(tmp_path, QWEN3)
@@ -120,7 +141,8 @@ def test_logits_of_the_chat_template_equal_sentence_transformers(tmp_path: Path)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
     template = load(folder)[1].pair_template
     assert template is not None
-    assert (template.instruction, template.before_query) == ("Find an answer.", "\n<Query>: ")
+    assert template.instruction == "Find an answer."
+    assert template.before_document == "\n<Document>: "
 
 
 def test_chat_template_without_an_instruction_ignores_prompts(tmp_path: Path) -> None:
@@ -220,6 +242,7 @@ def test_language_model_without_a_purpose_is_refused(tmp_path: Path) -> None:
     [
         ("Qwen/Qwen3-Reranker-4B", "qwen3-reranker"),
         ("tomaarsen/Qwen3-Reranker-0.6B-seq-cls", "qwen3-reranker"),
+        ("mixedbread-ai/mxbai-rerank-large-v2", "mxbai-rerank-v2"),
         ("Qwen/Qwen3-Embedding-0.6B", None),
         ("folder Qwen3-Reranker-4B", None),
     ],

@@ -28,6 +28,18 @@ CHAT_TEMPLATE = (
     "{{ '<think>\n\n</think>\n\n' }}"
 )
 
+# Byte for byte as in the package mxbai-rerank.
+MXBAI_PREFIX = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    "<|im_end|>\n<|im_start|>user\n"
+)
+MXBAI_SUFFIX = "<|im_end|>\n<|im_start|>assistant\n"
+MXBAI_TASK = (
+    "You are a search relevance expert who evaluates how well documents match search queries. For "
+    "each query-document pair, carefully analyze the semantic relationship between them, then "
+    "provide your binary relevance judgment (0 for not relevant, 1 for relevant).\nRelevance:"
+)
+
 # Families and fields of configs.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "tied": ("qwen3", {"tie_word_embeddings": True}),
@@ -74,3 +86,35 @@ def published_logits(
         last = model(**inputs).logits[:, -1].float()
     difference: torch.Tensor = last[:, yes] - last[:, no]
     return difference
+
+
+def mxbai_logits(
+    folder: Path,
+    model: Any,  # noqa: ANN401
+    pairs: Sequence[tuple[str, str]],
+    instruction: str | None,
+    max_length: int,
+) -> tuple[torch.Tensor, int]:
+    """Return the logits of mxbai-rerank-v2, `(N,)`, and the number of tokens of its template.
+
+    The steps are those of the package mxbai-rerank: all texts are tokenised apart, the query has at
+    most three quarters of `max_length`, and the document the rest.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+
+    def ids(text: str) -> list[int]:
+        own: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return own
+
+    separator = ids("\n")
+    end = separator + ids(MXBAI_TASK) + ids(MXBAI_SUFFIX)
+    logits = []
+    for query, document in pairs:
+        lines = [f"instruction: {instruction}"] if instruction else []
+        first = ids("\n".join([*lines, f"query: {query}"]))[: max_length * 3 // 4]
+        second = (separator + ids(f"document: {document}"))[: max_length - len(first)]
+        row = ids(MXBAI_PREFIX) + first + second + end
+        with torch.no_grad():
+            last = model(torch.tensor([row])).logits[0, -1]
+        logits.append(last[ids("1")[0]] - last[ids("0")[0]])
+    return torch.stack(logits), len(ids(MXBAI_PREFIX)) + len(end)
