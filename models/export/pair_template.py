@@ -79,6 +79,9 @@ CHOICES = (*PUBLISHED, CHAT, NONE)
 
 # Texts that show which text of a rendered pair is which.
 _MARKS = ("first mark", "second mark", "third mark")
+# Texts in chat templates for messages whose content is a list of parts. Source: `_infer_format` in
+# sentence_transformers/base/modality.py
+_SIGNS_OF_PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
 # Instructions, queries and documents that a template must render unchanged.
 _PROBES = (
     ("a", "", ""),
@@ -164,14 +167,28 @@ def read_pair_template(
         )
     if choice not in (CHAT, None):
         return _published(choice, tokenizer)
-    is_flat = not isinstance(message, dict) or message.get("format", "flat") == "flat"
+    kind = message.get("format") if isinstance(message, dict) else None
     try:
-        return _read_chat_template(tokenizer, is_flat=is_flat)
+        return _read_chat_template(tokenizer, is_flat=_is_flat(kind, tokenizer.chat_template))
     except CheckpointError as error:
         raise CheckpointError(
             f"the chat template {error}; choose another template with --pair-template, of "
             f"{', '.join(CHOICES)}"
         ) from error
+
+
+def _is_flat(kind: object, template: object) -> bool:
+    """Return whether the content of a message is a text, not a list of parts.
+
+    Args:
+        kind: Format in the settings of the Transformer module; None: unknown.
+        template: Chat template, by which sentence-transformers decides if the format is unknown.
+    """
+    if kind not in ("flat", "structured", "auto", None):
+        raise CheckpointError(f"has messages of the unknown format {kind!r}")
+    if kind in ("flat", "structured"):
+        return kind == "flat"
+    return isinstance(template, str) and not any(sign in template for sign in _SIGNS_OF_PARTS)
 
 
 def _published(name: str, tokenizer: Any) -> PairTemplate:  # noqa: ANN401

@@ -194,11 +194,17 @@ def read_transformer_settings(
     settings = folder.json(join(transformer, name), dict)
     expected = {**_TRANSFORMER_DEFAULTS, **task.transformer}
     read = {**settings}
-    if task.library_class == "CrossEncoder" and isinstance(
-        own := read.get("modality_config"), dict
-    ):
-        # A pair is a message then; see `models.export.pair_template`.
-        read["modality_config"] = {name: own[name] for name in own if name != "message"}
+    modalities = read.get("modality_config")
+    if task.library_class == "CrossEncoder" and isinstance(modalities, dict):
+        # Messages pass through the network like texts; `models.export.pair_template` reads their
+        # format.
+        message = {**expected["modality_config"]["text"], "format": None}
+        read["modality_config"] = {
+            kind: own
+            for kind, own in modalities.items()
+            if not (isinstance(own, dict) and {**own, "format": None} == message)
+            or kind != "message"
+        }
     check_defaults(read, expected, name)
     if unknown := settings.keys() - expected.keys() - _TRANSFORMER_SUPPORTED - task.settings:
         raise CheckpointError(f"{name}: {min(unknown)} is not supported")

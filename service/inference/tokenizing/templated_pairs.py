@@ -70,6 +70,8 @@ class TemplatedPairs:
                 f"{TOKENIZER} gives the template of pairs {max_tokens - room} tokens; max_tokens "
                 f"is {max_tokens}"
             )
+        for limit in self._limits:  # in advance, because it takes long
+            shared.variant(limit, is_plain=True)
 
     def rows(
         self, pairs: Sequence[Pair], instruction: str, limits: PairLimits
@@ -188,8 +190,10 @@ class TemplatedPairs:
         return query, document
 
     def _first(self, text: str, limit: int) -> str:
-        """Return the part of a text that has its first tokens."""
+        """Return the part of a text that has its first tokens; whole, if a body takes no more."""
+        # A tokenizer that truncates to `limit` would stay in memory for every limit.
         (encoding,) = self._encodings.truncated(
-            [text], limit, with_offsets=True, with_special=False
+            [text], self._limits[-1], with_offsets=True, with_special=False
         )
-        return text[: max(end for _, end in encoding.offsets)] if encoding.overflowing else text
+        ends = [end for _, end in encoding.offsets[:limit]]
+        return text if len(ends) == len(encoding) else text[: max(ends)]

@@ -1,5 +1,6 @@
 """Rerankers that are causal language models, against transformers and sentence-transformers."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from tests.models.export.yes_no import (
     CHAT_TEMPLATE,
     CONFIGS,
     INSTRUCTION,
+    STRUCTURED,
     mxbai_logits,
     published_logits,
     save_reranker,
@@ -116,12 +118,11 @@ def test_published_template_limits_rows_to_8192_tokens(tmp_path: Path) -> None:
     assert load(tmp_path, longer)[1].max_tokens == 9000
 
 
-def save_for_library(folder: Path, **settings: Any) -> CrossEncoder:  # noqa: ANN401
+def save_for_library(folder: Path, template: str = CHAT_TEMPLATE) -> CrossEncoder:
     """Save a reranker with a chat template for pairs by sentence-transformers; return it."""
     save_reranker(folder / "model", "tied")
-    save_chatml(folder / "model", CHAT_TEMPLATE)
-    model = CrossEncoder(str(folder / "model"), device="cpu", **settings)
-    model.save(str(folder / "saved"))
+    save_chatml(folder / "model", template)
+    CrossEncoder(str(folder / "model"), device="cpu").save(str(folder / "saved"))
     return CrossEncoder(str(folder / "saved"), device="cpu")
 
 
@@ -132,8 +133,15 @@ def predicted(
     return torch.from_numpy(model.predict(list(pairs), prompt=prompt, activation_fn=identity))
 
 
-def test_logits_of_the_chat_template_equal_sentence_transformers(tmp_path: Path) -> None:
-    reference = save_for_library(tmp_path)
+@pytest.mark.parametrize("form", ["flat", "structured"])
+def test_logits_of_the_chat_template_equal_sentence_transformers(form: str, tmp_path: Path) -> None:
+    reference = save_for_library(tmp_path, STRUCTURED if form == "structured" else CHAT_TEMPLATE)
+    file = tmp_path / "saved" / "sentence_bert_config.json"
+    settings = json.loads(file.read_text())
+    assert settings["modality_config"]["message"]["format"] == form
+    if form == "structured":  # which the template alone shows, too
+        settings["modality_config"]["message"]["format"] = "auto"
+        file.write_text(json.dumps(settings))
     folder = tmp_path / "saved"
     torch.testing.assert_close(logits_of(folder, PAIRS), predicted(reference), rtol=1e-5, atol=1e-5)
     expected = predicted(reference, prompt="Find cats.")
@@ -304,6 +312,12 @@ CHANGES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def messages(**changes: str) -> dict[str, Any]:
+    """Return the setting for messages with changes."""
+    text = {"method": "forward", "method_output_name": "logits"}
+    return {"modality_config": {"text": text, "message": {**text, "format": "flat", **changes}}}
+
+
 def test_settings_that_would_change_scores_are_refused(tmp_path: Path) -> None:
     save_for_library(tmp_path)
     folder = tmp_path / "saved"
@@ -312,6 +326,8 @@ def test_settings_that_would_change_scores_are_refused(tmp_path: Path) -> None:
         ("1_LogitScore/config.json", ({"true_token_id": 10**6}, "lacks the token of an answer")),
         ("1_LogitScore/config.json", ({"true_token_id": None}, "lacks the token of an answer")),
         ("sentence_bert_config.json", ({"transformer_task": "fill-mask"}, "transformer_task is")),
+        ("sentence_bert_config.json", (messages(format="parts"), "the unknown format 'parts'")),
+        ("sentence_bert_config.json", (messages(method="encode"), "modality_config is")),
     ]
     for name, (changes, message) in [*CHANGES.items(), *more]:
         before = (folder / name).read_text()

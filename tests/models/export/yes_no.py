@@ -27,6 +27,18 @@ CHAT_TEMPLATE = (
     "<Document>: {{ of('document', '') }}<|im_end|>\n<|im_start|>assistant\n"
     "{{ '<think>\n\n</think>\n\n' }}"
 )
+# The same for contents in parts.
+STRUCTURED = (
+    "{%- set found = namespace(system='Find an answer.', query='', document='') -%}"
+    "{%- for message in messages -%}{%- set text = message.content[0].text -%}"
+    "{%- if message.role == 'system' -%}{%- set found.system = text -%}"
+    "{%- elif message.role == 'query' -%}{%- set found.query = text -%}"
+    "{%- else -%}{%- set found.document = text -%}{%- endif -%}{%- endfor -%}"
+    "<|im_start|>system\nJudge the document.<|im_end|>\n<|im_start|>user\n"
+    "<Instruct>: {{ found.system }}\n<Query>: {{ found.query }}\n"
+    "<Document>: {{ found.document }}<|im_end|>\n<|im_start|>assistant\n"
+    "{{ '<think>\n\n</think>\n\n' }}"
+)
 
 # Byte for byte as in the package mxbai-rerank.
 MXBAI_PREFIX = (

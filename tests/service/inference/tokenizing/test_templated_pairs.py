@@ -61,6 +61,19 @@ def test_room_is_what_a_document_can_grow_by(tokenizer: SharedTokenizer, name: s
         assert templated.room(pair, "", NO_LIMITS) == room - more
 
 
+def test_limits_of_texts_need_no_further_tokenizers(tokenizer: SharedTokenizer) -> None:
+    templated = pairs_of(tokenizer, "qwen3-reranker")
+    templated.rows([(QUERY, DOCUMENT)], "", NO_LIMITS)
+    count = len(tokenizer._variants)
+    for limit in (1, 7, 150, 10**6):
+        (row,), _ = templated.rows([(QUERY, DOCUMENT)], "", (None, limit))
+        cut = QUERY, DOCUMENT[:limit]  # each character is a token
+        (expected,), _ = templated.rows([cut], "", NO_LIMITS)
+        assert row.ids == expected.ids
+        assert row.truncated
+    assert len(tokenizer._variants) == count
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_tokens_have_the_spans_of_their_texts(tokenizer: SharedTokenizer, name: str) -> None:
     pair = "naïve cat", "日本 dog"
