@@ -196,6 +196,49 @@ class TokenRules:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairTemplate:
+    """Texts around a query and a document, with which a language model judges their relevance.
+
+    A row has the tokens of `prefix`, of the body and of `suffix`, each tokenised as a text of its
+    own. A body that is too long loses its end.
+
+    Attributes:
+        prefix: Text before the body.
+        before_instruction: Text before the instruction. Without an instruction, the body has
+            neither this text nor the next.
+        after_instruction: Text after the instruction.
+        before_query: Text before the query.
+        before_document: Text between the query and the document.
+        suffix: Text after the body.
+        instruction: Default instruction; None: no instruction by default.
+        splits_body: Whether the body is two texts, of which the first ends with the query and has
+            at most three quarters of the tokens between prefix and suffix. False: it is one text.
+    """
+
+    prefix: _Text
+    before_instruction: _Text
+    after_instruction: _Text
+    before_query: _Text
+    before_document: _Text
+    suffix: _Text
+    instruction: _Text | None
+    splits_body: bool
+
+    @property
+    def takes_instruction(self) -> bool:
+        """Whether there is a place for an instruction."""
+        return self.instruction is not None or bool(self.before_instruction)
+
+    def body(self, query: str, document: str, instruction: str) -> tuple[str, str]:
+        """Return the body, divided after the query; without an `instruction`, with the default."""
+        own = (instruction or self.instruction) if self.takes_instruction else None
+        first = self.before_query + query
+        if own is not None:
+            first = f"{self.before_instruction}{own}{self.after_instruction}{first}"
+        return first, self.before_document + document
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Description of an artifact.
 
@@ -232,6 +275,8 @@ class Manifest:
         graphs: Descriptions of the ONNX files.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.
+        pair_template: Texts around a query and a document. Prompts are instructions then. None: the
+            tokenizer alone makes a row of a pair.
     """
 
     name: _Text
@@ -261,6 +306,7 @@ class Manifest:
     graphs: Annotated[tuple[Graph, ...], length(0, 64)]
     files: Mapping[Annotated[str, length(1, 1024)], _Sha256]
     versions: Mapping[_Text, _Text]
+    pair_template: PairTemplate | None = None
 
 
 @dataclass(frozen=True)

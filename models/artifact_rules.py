@@ -51,6 +51,13 @@ _MANIFEST_RULES: _Rules = (
         "default_prompt must be the name of a prompt",
         lambda m: m.default_prompt is None or m.default_prompt in m.prompts,
     ),
+    (
+        "pair_template must be that of a model with one label, which truncates on the right",
+        lambda m: (
+            m.pair_template is None
+            or (m.outputs, len(m.labels), m.truncation_side) == (("logits",), 1, "right")
+        ),
+    ),
     ("adapters must be different", lambda m: len({*m.adapters}) == len(m.adapters)),
     (
         "token_rules: min_tokens must not exceed max_tokens",

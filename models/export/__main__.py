@@ -52,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from models.export.exporter import DTYPES, export
     from models.export.int8.quality import QualityBounds
     from models.export.model_folder import CheckpointError
+    from models.export.pair_template import CHOICES
     from models.export.sentence_config import Overrides
     from models.export.sources import SourceError, resolve
     from models.network.pooling import POOLINGS
@@ -141,6 +142,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="name of the default prompt (default: from the model's config)",
     )
     parser.add_argument(
+        "--pair-template",
+        choices=CHOICES,
+        help="texts around query and document in a reranker based on a language model: a published "
+        "template, the checkpoint's chat template, or none (default: by sentence-transformers' "
+        "files, or by the hub id of a model with a published template)",
+    )
+    parser.add_argument(
         "--source",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -167,6 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         normalize=options.normalize,
         prompts=dict(options.prompt),
         default_prompt=options.default_prompt,
+        pair_template=options.pair_template,
     )
     bounds = QualityBounds(**{name: getattr(options, name) for name in _BOUNDS})
     try:

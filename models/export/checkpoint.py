@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.add_layer_norm import LayerNorm
 from models.artifact import Output
-from models.export import classifier, hybrid, lora, masked_lm, multi_vector
+from models.export import classifier, hybrid, logit_score, lora, masked_lm, multi_vector
 from models.export.families import (
     FAMILIES,
     FAMILIES_OF_CODE,
@@ -83,6 +83,11 @@ def load(
     configs = read_configs(folder, overrides)
     # Sizes that the config claims are compared with the weights before memory is allocated.
     with folder.outline(), torch.device("meta"):
+        network = _network_folder(folder, configs[-1].transformer)
+        is_named = folder.has("modules.json") or overrides.pooling is not None
+        if configs[-1].outputs[0] == "pooled" and not is_named:
+            hyperparameters = folder.json(join(network, "config.json"), dict)
+            logit_score.check_purpose(hyperparameters, folder.tensors(network))
         _build(folder, *configs, lambda _: None)
     model = _build(folder, *configs, report)
     return model.eval().requires_grad_(False), configs[-1]
@@ -187,7 +192,9 @@ def _heads(
 
     The tensors of modules that are part of the checkpoint are removed from `tensors`.
     """
-    if sentence_config.outputs[0] == "logits" and family.classifier:
+    if sentence_config.answers:
+        return [logit_score.take_head(family, sentence_config.answers, tensors, _fill)]
+    if sentence_config.outputs[0] == "logits" and not sentence_config.heads and family.classifier:
         labels = len(sentence_config.labels)
         return classifier.take_heads(family.classifier, config, labels, tensors, _fill)
     heads = _filled_heads(folder, sentence_config.heads)

@@ -1,12 +1,13 @@
 """Sequence classification models: labels, activation and head, as in transformers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from models.export.families import Classifier, Family, Names
 from models.export.model_folder import CheckpointError
+from models.export.modules import DenseConfig, HeadConfig
 from models.network.config import EncoderConfig
 from models.network.heads import DenseHead, Head, NormHead
 
@@ -54,18 +55,36 @@ def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
     return tuple(str(labels[str(i)]) for i in range(count))
 
 
+def labels_of_scores(heads: Sequence[HeadConfig], include_prompt: bool) -> tuple[str, ...]:
+    """Return the labels of a cross-encoder in modules, which have no names there.
+
+    Raises:
+        CheckpointError: Pooling leaves out prompts.
+    """
+    if not include_prompt:
+        raise CheckpointError("include_prompt is False; only True is supported for scores of pairs")
+    last = heads[-1]
+    return tuple(
+        f"LABEL_{i}" for i in range(last.out_features if isinstance(last, DenseConfig) else 0)
+    )
+
+
 def read_activation(
-    config: Mapping[str, Any], of_sentence_transformers: object, labels: int
+    config: Mapping[str, Any],
+    of_sentence_transformers: object,
+    labels: int,
+    default: str | None = None,
 ) -> str:
     """Return the activation of the logits: "sigmoid", "softmax" or "identity".
 
     The activation is the one that sentence-transformers has saved. If there is none, it is the
-    default of transformers' text classification pipeline.
+    default or, without one, that of transformers' text classification pipeline.
 
     Args:
         config: Content of config.json.
         of_sentence_transformers: `activation_fn` in config_sentence_transformers.json, or None.
         labels: Number of labels.
+        default: Activation if none is saved; None: that of transformers.
 
     Raises:
         CheckpointError: The saved activation is not supported.
@@ -82,6 +101,8 @@ def read_activation(
                 f"the activation {own!r} of the scores is not one of {', '.join(_ACTIVATIONS)}"
             )
         return _ACTIVATIONS[str(own)]
+    if default is not None:
+        return default
     problem = config.get("problem_type")
     if problem == "regression":
         return "identity"

@@ -37,6 +37,7 @@ from models.export.int8.graph import add_int8_graph
 from models.export.int8.quality import QualityBounds, check_outputs
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
+from models.export.pair_template import template_of_hub
 from models.export.parity import (
     Parity,
     adapters_in_turn,
@@ -129,12 +130,13 @@ def export(
     started = time.monotonic()
     report(f"Reading {source.name}")
     files = ModelFolder(source.folder)
-    model, config = load(files, overrides, report)
+    model, config = load(files, _with_template(overrides, files, source.source), report)
     if texts is not None and not int8:
         _check_has_pooled(source.name, config)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
     table = read_query_table(files, config, tokenizer, model.encoder.config.vocab_size)
     rules = _rules(model, tokenizer, config, table)
+    _check_room(tokenizer, config)
     with writing(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
         if table:
@@ -196,6 +198,25 @@ def _check_has_pooled(name: str, config: SentenceConfig) -> None:
         raise CheckpointError(
             f"--calibrate needs a model with the output pooled; {name} has "
             f"{', '.join(config.outputs)}"
+        )
+
+
+def _with_template(overrides: Overrides, files: ModelFolder, source: str) -> Overrides:
+    """Return the overrides with the published template of a hub model, if its files have none."""
+    if overrides.pair_template is not None or files.has("modules.json"):
+        return overrides
+    return replace(overrides, pair_template=template_of_hub(source))
+
+
+def _check_room(tokenizer: Tokenizer, config: SentenceConfig) -> None:
+    """Raise CheckpointError if the template of pairs leaves no room for a pair."""
+    if (template := config.pair_template) is None:
+        return
+    texts = [template.prefix, *template.body("", "", ""), template.suffix]
+    encodings = tokenizer.encode_batch(texts, add_special_tokens=False)
+    if (own := sum(map(len, encodings))) >= config.max_tokens:
+        raise CheckpointError(
+            f"the template of pairs has {own} tokens; the model's maximum is {config.max_tokens}"
         )
 
 
@@ -321,6 +342,7 @@ def _manifest(
         graphs=tuple(graphs),
         files=file_hashes,
         versions={**VERSIONS, **_engine_versions()},
+        pair_template=config.pair_template,
     )
 
 

@@ -17,6 +17,8 @@ from models.network.pooling import POOLINGS
 MODEL_CONFIG = "config_sentence_transformers.json"
 # The module that pools sparse vectors.
 SPLADE = "SpladePooling"
+# The module that computes the score of a pair from logits of tokens.
+LOGIT_SCORE = "LogitScore"
 # The module that selects the tokens with a multi-vector.
 MULTI_VECTOR_MASK = "MultiVectorMask"
 # Type of PyLate's module for a dense layer.
@@ -29,6 +31,8 @@ _QUANTIZER = "st_quantize.FlexibleQuantizer"
 _FEATURES = ("module_input_name", "module_output_name")
 _SENTENCE_EMBEDDING = dict.fromkeys(_FEATURES, "sentence_embedding")
 _TOKEN_EMBEDDINGS = dict.fromkeys(_FEATURES, "token_embeddings")
+# Those of the last layer of a cross-encoder in modules.
+_SCORES = {**_SENTENCE_EMBEDDING, "module_output_name": "scores"}
 
 # Names in `POOLINGS` of the pooling modes of sentence-transformers.
 _POOLING_NAMES = {
@@ -149,11 +153,12 @@ def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
             f"{SPLADE}"
         )
     is_multi = _is_multi_vector(kinds) or (_is_dense_only(kinds) and is_pylate(folder))
-    if kinds not in ([], ["Transformer"]) and not (has_pooling or is_sparse or is_multi):
+    alone: tuple[list[str], ...] = ([], ["Transformer"], ["Transformer", LOGIT_SCORE])
+    if kinds not in alone and not (has_pooling or is_sparse or is_multi):
         raise CheckpointError(
-            f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> {SPLADE}; "
-            f"Transformer -> Pooling, then any of {', '.join(_HEADS)}; or Transformer, then Dense, "
-            f"{MULTI_VECTOR_MASK} and Normalize for multi-vectors"
+            f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> {SPLADE} or "
+            f"{LOGIT_SCORE}; Transformer -> Pooling, then any of {', '.join(_HEADS)}; or "
+            f"Transformer, then Dense, {MULTI_VECTOR_MASK} and Normalize for multi-vectors"
         )
     return modules
 
@@ -270,7 +275,18 @@ def read_heads(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> list[
     Raises:
         CheckpointError: A setting of a module is invalid or unsupported.
     """
-    return [_HEADS[module](folder, path) for module, path in modules[2:]]
+    if not scores_pairs(folder, modules):
+        return [_HEADS[module](folder, path) for module, path in modules[2:]]
+    heads = [_HEADS[module](folder, path) for module, path in modules[2:-1]]
+    return [*heads, _dense(folder, modules[-1][1], _SCORES)]
+
+
+def scores_pairs(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> bool:
+    """Return whether the last of several modules is a dense layer for the scores of pairs."""
+    if len(modules) < 3 or modules[-1][0] != "Dense":
+        return False
+    config = folder.json(join(modules[-1][1], "config.json"), dict)
+    return config.get("module_output_name") == _SCORES["module_output_name"]
 
 
 def read_projection(

@@ -5,10 +5,18 @@ Unsupported settings that would change the vectors raise an error with the name 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from models.artifact import Artifact, Output, SimilarityName
-from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
+from models.artifact import Artifact, Output, PairTemplate, SimilarityName
+from models.export import (
+    classifier,
+    hybrid,
+    logit_score,
+    masked_lm,
+    multi_vector,
+    token_classifier,
+)
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults
@@ -23,12 +31,20 @@ from models.export.modules import (
     read_pooling,
 )
 from models.export.multi_vector import MultiVectorConfig
+from models.export.pair_template import (
+    NONE,
+    answers_of,
+    published_limit,
+    read_pair_template,
+)
 from models.export.router import Routes, read_routes
 from models.export.similarity import read_similarity
 from models.export.tasks import (
     CLASSIFICATION,
     EMBEDDING,
+    LOGITS_OF_TOKENS,
     MULTI_VECTOR,
+    SCORES,
     SPARSE,
     TOKEN_CLASSIFICATION,
     Task,
@@ -36,7 +52,7 @@ from models.export.tasks import (
     read_transformer_settings,
 )
 from models.export.tokenizer_settings import TokenizerSettings
-from models.export.transformers_tokenizer import read_settings
+from models.export.transformers_tokenizer import load_tokenizer, read_settings
 from models.network.config import EncoderConfig
 
 
@@ -64,6 +80,8 @@ class SentenceConfig:
         pools_logits: Whether logits are computed for each token, and then pooled.
         skipped_id: Token id that pooling skips; None: no token is skipped.
         activation: Activation that turns logits into scores: "sigmoid", "softmax" or "identity".
+        answers: Tokens whose logits make the score; None: another model.
+        pair_template: Texts around a query and a document; None: the tokenizer joins pairs.
         sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
         routes: Modules of queries and of documents; None: all texts pass through the same.
         multi: Settings of a multi-vector model; None: another model.
@@ -90,6 +108,8 @@ class SentenceConfig:
     pools_logits: bool
     skipped_id: int | None
     activation: str
+    answers: logit_score.Answers | None
+    pair_template: PairTemplate | None
     sparse: SparseConfig | None
     routes: Routes | None
     multi: MultiVectorConfig | None
@@ -107,8 +127,9 @@ class Overrides:
     sparse vectors for a masked language model without a config of sentence-transformers, and for an
     embedding model whose checkpoint has weights of tokens. `tokens`
     selects whether the graph of an embedding model has token vectors as an output; by default it
-    has, unless the model pools the first token alone. `tokenizer` replaces the settings of the
-    tokenizer, which is then not read.
+    has, unless the model pools the first token alone. `pair_template` is the template of a
+    reranker, or a name in `models.export.pair_template.CHOICES`. `tokenizer` replaces the settings
+    of the tokenizer, which is then not read.
     """
 
     sparse: bool = False
@@ -119,6 +140,7 @@ class Overrides:
     normalize: bool | None = None
     prompts: Mapping[str, str] | None = None
     default_prompt: str | None = None
+    pair_template: str | PairTemplate | None = None
     tokenizer: TokenizerSettings | None = None
 
 
@@ -134,6 +156,7 @@ def overrides_of(artifact: Artifact) -> Overrides:
         sparse=bool({"sparse", "weights"} & {*manifest.outputs}),
         tokens="tokens" in manifest.outputs if "pooled" in manifest.outputs else None,
         pooling=manifest.pooling if "pooled" in manifest.outputs else None,
+        pair_template=manifest.pair_template or (NONE if "logits" in manifest.outputs else None),
         tokenizer=TokenizerSettings(
             max_length=manifest.max_tokens,
             truncation_side=manifest.truncation_side,
@@ -166,7 +189,11 @@ def read_sentence_config(
     transformer = modules[0][1] if modules else ""
     model_type, known = family
     hyperparameters = folder.json(network, dict)
-    task, sparse = read_task(folder, modules, hyperparameters, known, overrides.sparse)
+    choice = overrides.pair_template
+    task, sparse = read_task(
+        *(folder, modules, hyperparameters, known, overrides.sparse),
+        has_template=choice not in (None, NONE),
+    )
     per_token: tuple[Output, ...] = ()
     settings = read_transformer_settings(folder, transformer, task)
     tokenizer = overrides.tokenizer or read_settings(folder, transformer, model_type)
@@ -175,6 +202,7 @@ def read_sentence_config(
     pooling: tuple[str, ...] = ()
     include_prompt = True
     skipped_id: int | None = None
+    answers: logit_score.Answers | None = None
     multi: MultiVectorConfig | None = None
     projection: int | None = None
     tokens = overrides.tokens
@@ -187,6 +215,12 @@ def read_sentence_config(
         pooling = (classifier.read_pooling(hyperparameters, known, network),)
         skipped_id = classifier.read_skipped_id(hyperparameters, known, network)
         labels = classifier.read_labels(hyperparameters, network)
+    elif task is LOGITS_OF_TOKENS:
+        pooling = ("last",)
+        answers = logit_score.read_answers(
+            *(folder, modules, hyperparameters, known, answers_of(choice))
+        )
+        labels = (answers.label,)
     elif task is TOKEN_CLASSIFICATION:
         token_classifier.check_supported(hyperparameters, known, network)
         labels = classifier.read_labels(hyperparameters, network)
@@ -195,7 +229,9 @@ def read_sentence_config(
         if known.projection:
             projection, tokens = _projection(hyperparameters, network, tokens), False
         heads = read_heads(folder, modules)
-        per_token = hybrid.read_outputs(folder, sparse=overrides.sparse)
+        is_pair = task is SCORES
+        labels = classifier.labels_of_scores(heads, include_prompt) if is_pair else ()
+        per_token = () if is_pair else hybrid.read_outputs(folder, sparse=overrides.sparse)
     if pools_logits := pooling == (classifier.LATE,):
         pooling = ("mean",)
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
@@ -204,6 +240,8 @@ def read_sentence_config(
     truncate_dim = _truncate_dim(folder) if task is EMBEDDING else None
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
+    of_transformers = partial(load_tokenizer, folder, transformer, model_type)
+    template = (of_transformers, settings if modules else None, choice, len(labels))
     of_tasks = _task_prompts(folder, network, config)
     prompts, default_prompt = _prompts(folder, task, of_tasks, multi, overrides)
     _check_overrides(task, overrides)
@@ -211,7 +249,9 @@ def read_sentence_config(
     return SentenceConfig(
         family=model_type,
         transformer=transformer,
-        max_tokens=_max_tokens(tokenizer, config, settings, overrides),
+        max_tokens=_max_tokens(
+            tokenizer, config, settings, overrides, published_limit(choice, of_transformers)
+        ),
         pooling=pooling,
         include_prompt=include_prompt,
         outputs=_outputs(task, config, pooling, include_prompt, tokens) + per_token,
@@ -226,6 +266,10 @@ def read_sentence_config(
         pools_logits=pools_logits,
         skipped_id=skipped_id,
         activation=_activation(folder, hyperparameters, task, len(labels)),
+        answers=answers,
+        pair_template=read_pair_template(folder, transformer, *template)
+        if task.output == "logits"
+        else None,
         sparse=sparse,
         routes=read_routes(folder),
         multi=multi,
@@ -242,6 +286,10 @@ def _check_overrides(task: Task, overrides: Overrides) -> None:
         raise CheckpointError(
             "sparse vectors cannot be exported, because the model computes neither embeddings nor "
             "the logits of masked tokens"
+        )
+    if overrides.pair_template is not None and task.output != "logits":
+        raise CheckpointError(
+            "a pair template cannot be chosen, because the model computes no scores of pairs"
         )
     changes = overrides.pooling, overrides.normalize, overrides.include_prompt, overrides.tokens
     if not task.embeds and any(change is not None for change in changes):
@@ -346,7 +394,11 @@ def _activation(folder: ModelFolder, config: Mapping[str, Any], task: Task, labe
     if task is TOKEN_CLASSIFICATION:
         return token_classifier.ACTIVATION
     own = folder.json(MODEL_CONFIG, dict, {}).get("activation_fn")
-    return classifier.read_activation(config, own, labels) if labels else "identity"
+    if not labels:
+        return "identity"
+    # Only sentence-transformers has models in modules. Its default for several scores is none.
+    default = "identity" if task is SCORES and labels > 1 else None
+    return classifier.read_activation(config, own, labels, default)
 
 
 def _truncate_dim(folder: ModelFolder) -> int | None:
@@ -368,10 +420,11 @@ def _max_tokens(
     config: EncoderConfig,
     settings: Mapping[str, object],
     overrides: Overrides,
+    published: int | None,
 ) -> int:
     """Return the maximum input length in tokens, from the override or the folder's settings.
 
-    The folder's setting is capped at the encoder's maximum.
+    The folder's setting is capped at the encoder's maximum, and at that of a published template.
     """
     own = settings.get("max_seq_length")
     own = tokenizer.max_length if own is None else own
@@ -379,6 +432,7 @@ def _max_tokens(
     limit = overrides.max_tokens
     if limit is None:
         limit = min(own, config.max_tokens) if isinstance(own, int) else 0
+        limit = limit if published is None else min(limit, published)
     # The shortest useful row has one token between two special tokens.
     if not 3 <= limit <= config.max_tokens:
         raise CheckpointError(

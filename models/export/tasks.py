@@ -5,11 +5,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.artifact import Output
-from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
+from models.export import (
+    classifier,
+    hybrid,
+    logit_score,
+    masked_lm,
+    multi_vector,
+    token_classifier,
+)
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
-from models.export.modules import SPLADE
+from models.export.modules import LOGIT_SCORE, SPLADE, scores_pairs
 
 # Possible names of the file with the settings of the Transformer module. The first existing file is
 # read.
@@ -79,6 +86,16 @@ CLASSIFICATION = Task(
         "module_output_name": "scores",
     },
 )
+LOGITS_OF_TOKENS = Task(
+    output="logits",
+    library_class="CrossEncoder",
+    transformer={
+        **CLASSIFICATION.transformer,
+        "transformer_task": "text-generation",
+        "module_output_name": "causal_logits",
+    },
+)
+SCORES = Task(output="logits", library_class="CrossEncoder", transformer=EMBEDDING.transformer)
 TOKEN_CLASSIFICATION = Task(output="tags", library_class=None, transformer={}, prompts=False)
 SPARSE = Task(
     output="sparse",
@@ -97,6 +114,7 @@ def read_task(
     hyperparameters: Mapping[str, Any],
     family: Family,
     sparse: bool,
+    has_template: bool,
 ) -> tuple[Task, SparseConfig | None]:
     """Return the task of a model, and the pooling of its sparse vectors if it computes them.
 
@@ -107,6 +125,7 @@ def read_task(
         family: Family of the network.
         sparse: Whether a masked language model without modules, or an embedding model with a head
             for the weights of tokens, computes sparse vectors.
+        has_template: Whether a causal language model without modules is a reranker.
 
     Raises:
         CheckpointError: The modules do not match the network, or a setting is not supported.
@@ -122,6 +141,12 @@ def read_task(
                 "weights of tokens, such as NewForTokenClassification"
             )
         return SPARSE, SparseConfig()
+    if kinds[1:] == [LOGIT_SCORE] or (
+        has_template and not modules and logit_score.is_causal(hyperparameters)
+    ):
+        return LOGITS_OF_TOKENS, None
+    if scores_pairs(folder, modules):
+        return SCORES, None
     is_multi = kinds[1:2] not in ([], ["Pooling"])
     if is_multi or multi_vector.is_stanford(modules, hyperparameters):
         return MULTI_VECTOR, None
@@ -168,7 +193,19 @@ def read_transformer_settings(
         return {}
     settings = folder.json(join(transformer, name), dict)
     expected = {**_TRANSFORMER_DEFAULTS, **task.transformer}
-    check_defaults(settings, expected, name)
+    read = {**settings}
+    modalities = read.get("modality_config")
+    if task.library_class == "CrossEncoder" and isinstance(modalities, dict):
+        # Messages pass through the network like texts; `models.export.pair_template` reads their
+        # format.
+        message = {**expected["modality_config"]["text"], "format": None}
+        read["modality_config"] = {
+            kind: own
+            for kind, own in modalities.items()
+            if not (isinstance(own, dict) and {**own, "format": None} == message)
+            or kind != "message"
+        }
+    check_defaults(read, expected, name)
     if unknown := settings.keys() - expected.keys() - _TRANSFORMER_SUPPORTED - task.settings:
         raise CheckpointError(f"{name}: {min(unknown)} is not supported")
     return settings

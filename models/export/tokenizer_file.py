@@ -15,12 +15,8 @@ from models.export.checkpoint import read_configs
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
 from models.export.sentence_config import SentenceConfig, overrides_of
 from models.export.token_rules import add_markers
-from models.export.transformers_tokenizer import (
-    CONFIG,
-    TOKEN_FILES,
-    load_tokenizer,
-    no_file_error,
-)
+from models.export.tokenizer_settings import CONFIG
+from models.export.transformers_tokenizer import TOKEN_FILES, load_tokenizer, no_file_error
 from models.panics import panics_as_errors
 
 # Texts that the file must tokenise as transformers does: white space, control characters, scripts,

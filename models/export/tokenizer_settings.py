@@ -2,6 +2,13 @@
 
 from dataclasses import dataclass
 
+# Files of a tokenizer in the format of transformers.
+TOKENIZER = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+CHAT_TEMPLATE = "chat_template.jinja"
+# The largest public tokenizer.json has 33 MB.
+MAX_TOKENIZER_BYTES = 128 * 2**20
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerSettings:

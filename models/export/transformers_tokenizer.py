@@ -1,6 +1,7 @@
 """The tokenizer of a model folder, as transformers builds it from all its files.
 
-Only JSON files are read, from a copy in a temporary folder: no code, no pickle, no file elsewhere.
+Only JSON files and the chat template are read, from a copy in a temporary folder: no code, no
+pickle, no file elsewhere.
 """
 
 import json
@@ -12,15 +13,17 @@ from tokenizers import Tokenizer
 
 from models.export.families import MAX_SIZE
 from models.export.model_folder import CheckpointError, ModelFolder, join
-from models.export.tokenizer_settings import TokenizerSettings
+from models.export.tokenizer_settings import (
+    CHAT_TEMPLATE,
+    CONFIG,
+    MAX_TOKENIZER_BYTES,
+    TOKENIZER,
+    TokenizerSettings,
+)
 from models.panics import panics_as_errors
 
-TOKENIZER = "tokenizer.json"
-CONFIG = "tokenizer_config.json"
 # Other files whose tokens transformers adds.
 TOKEN_FILES = ("special_tokens_map.json", "added_tokens.json")
-# The largest public tokenizer.json has 33 MB.
-_MAX_BYTES = 128 * 2**20
 # Settings in tokenizer_config.json that select other files, and are refused.
 _OTHER_FILES = ("fast_tokenizer_files", "gguf_file", "init_inputs", "tokenizer_object")
 
@@ -72,7 +75,7 @@ def load_tokenizer(folder: ModelFolder, subfolder: str, model_type: str) -> Any:
             f"{folder.name} has no {name}; "
             "create it with AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
         )
-    content = folder.bytes(name, _MAX_BYTES)
+    content = folder.bytes(name, MAX_TOKENIZER_BYTES)
     try:
         with panics_as_errors("the tokenizers library"):
             own = Tokenizer.from_buffer(content)
@@ -95,6 +98,8 @@ def load_tokenizer(folder: ModelFolder, subfolder: str, model_type: str) -> Any:
             if folder.has(join(subfolder, file)):
                 tokens = folder.json(join(subfolder, file), dict)
                 (copy / file).write_text(json.dumps(tokens))
+        if folder.has(template := join(subfolder, CHAT_TEMPLATE)):
+            (copy / CHAT_TEMPLATE).write_bytes(folder.bytes(template))
         logging.set_verbosity_error()
         try:
             with panics_as_errors("the tokenizers library"):

@@ -128,6 +128,10 @@ class ServiceInfo(BaseModel):
     )
     prompts: list[str]
     default_prompt: str | None
+    instruction: str | None = Field(
+        description="Instruction that a reranker with a template of pairs has without a prompt or "
+        "an `instruction` of the request; null: it has none then, or never"
+    )
     max_tokens_by_prompt: dict[str, int] = Field(
         description="Maximum length in tokens, by prompt name, where a model has one for queries "
         "or documents"

@@ -217,6 +217,7 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         truncation_side=manifest.truncation_side,
         prompts=sorted(manifest.prompts),
         default_prompt=manifest.default_prompt,
+        instruction=manifest.pair_template and manifest.pair_template.instruction,
         max_tokens_by_prompt={n: r.max_tokens for n, r in manifest.token_rules.items() if n},
         looked_up_prompts=[n for n, rules in manifest.token_rules.items() if rules.looks_up],
         adapters=list(manifest.adapters),

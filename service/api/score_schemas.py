@@ -35,11 +35,20 @@ Texts = Annotated[
         custom_error_message="Input should be a text or a list of texts",
     ),
 ]
+Instruction = Annotated[
+    str | None,
+    Field(
+        min_length=1,
+        description="What makes a document relevant, for rerankers that are language models with "
+        "a template of pairs; null: the prompt, or else the template's own",
+    ),
+]
 QueryPromptName = Annotated[
     PromptName,
     Field(
-        description="Name of a reranker's prompt to prepend to each query; null: the default "
-        "prompt; other models have the prompts `query` and `document`"
+        description="Name of a reranker's prompt to prepend to each query, or that is the "
+        "instruction if the model has a template of pairs; null: the default prompt; other models "
+        "have the prompts `query` and `document`"
     ),
 ]
 
@@ -85,6 +94,7 @@ class ScoreRequest(BaseModel):
     queries: Texts = Field(description="One query for all documents, or one query per document")
     documents: Texts = Field(description="A text, or a list of texts")
     prompt_name: QueryPromptName = None
+    instruction: Instruction = None
     raw_scores: RawScores = False
     explain: Explain = False
     highlight: Highlight = None
@@ -143,6 +153,7 @@ class RerankRequest(BaseModel):
     )
     max_tokens_per_doc: int | None = Field(None, ge=1, description="The same for each document")
     prompt_name: QueryPromptName = None
+    instruction: Instruction = None
     raw_scores: RawScores = False
     explain: Explain = False
     highlight: Highlight = None

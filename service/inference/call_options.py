@@ -72,12 +72,17 @@ class CallArguments(QueueArguments, total=False):
 
 @dataclass(frozen=True, slots=True)
 class CallOptions:
-    """The options of a call; see `CallArguments`."""
+    """The options of a call; see `CallArguments`.
+
+    Attributes:
+        instruction: Instruction of a reranker with a template of pairs; None: that of the prompt.
+    """
 
     prompt_name: str | None = None
     on_overflow: OnOverflow = "truncate"
     deadline: Deadline | None = None
     priority: Priority = "interactive"
+    instruction: str | None = None
 
     @property
     def remaining_s(self) -> float | None:
@@ -93,6 +98,7 @@ def call_options(
     on_overflow: OnOverflow = "truncate",
     timeout_s: float | Deadline | None = None,
     priority: Priority = "interactive",
+    instruction: str | None = None,
 ) -> CallOptions:
     """Return the options of a call, whose deadline starts to run.
 
@@ -105,7 +111,14 @@ def call_options(
         raise _invalid("on_overflow", f"one of {', '.join(_OVERFLOWS)}")
     if not isinstance(priority, str) or priority not in _PRIORITIES:
         raise _invalid("priority", f"one of {', '.join(_PRIORITIES)}")
-    return CallOptions(prompt_name, on_overflow, _deadline(timeout_s), priority)
+    if not (instruction is None or (isinstance(instruction, str) and instruction)):
+        raise _invalid("instruction", "a text that is not empty, or None")
+    if instruction is not None and prompt_name is not None:
+        raise InvalidInput(
+            "instruction and prompt_name are mutually exclusive; set only one of them",
+            pointer="/instruction",
+        )
+    return CallOptions(prompt_name, on_overflow, _deadline(timeout_s), priority, instruction)
 
 
 def _deadline(timeout_s: float | Deadline | None) -> Deadline | None:

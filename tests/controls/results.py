@@ -5,7 +5,41 @@ from tests.controls.guard import Guard
 _T = "tests/service/api/"
 _I = "tests/service/inference/"
 
+_Y = f"{_T}test_yes_no_reranker.py::"
+
 GUARDS = (
+    # Pairs in a template.
+    Guard(
+        "service/inference/tokenizing/shared_tokenizers.py",
+        "tokenizer.encode_special_tokens = is_plain",
+        "pass",
+        f"{_Y}test_text_cannot_close_its_turn",
+    ),
+    Guard(
+        "service/inference/tokenizing/templated_pairs.py",
+        "max(begin, start) - start",
+        "begin - start",
+        f"{_I}tokenizing/test_templated_pairs.py::test_tokens_have_the_spans_of_their_texts",
+    ),
+    Guard(
+        "service/inference/tokenizing/templated_pairs.py",
+        "for begin, end in body.spans if begin < stop)",
+        "for begin, end in body.spans)",
+        f"{_I}tokenizing/test_templated_pairs.py::test_texts_that_are_left_give_the_same_row",
+    ),
+    Guard(
+        "service/inference/model/variant_texts.py",
+        "return tokenizer.read_spans(own, *rest, instruction=self.options.instruction)",
+        "return tokenizer.read_spans(own, *rest)",
+        f"{_Y}test_explanation_of_a_long_document_is_of_the_part_that_is_read",
+    ),
+    Guard(
+        "service/inference/results/chunked_texts.py",
+        "excess = max(excess, -room(query, part))",
+        "pass",
+        f"{_I}tokenizing/test_templated_pairs.py::"
+        "test_chunk_fits_although_its_tokens_depend_on_the_text_before_it",
+    ),
     # Long documents.
     Guard(
         "service/inference/tokenizing/chunking.py",

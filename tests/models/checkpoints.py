@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch import Tensor
 
 from tests.models.jina_bert import CODE_OF, save_jina_bert
+from tests.sentences import SENTENCES
 
 VOCABULARY = 60
 
@@ -146,6 +147,13 @@ def save_masked_lm(folder: Path, family: str, **changes: object) -> Any:  # noqa
     return _save_random(folder, family, transformers.AutoModelForMaskedLM.from_config, config)
 
 
+def save_causal_lm(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
+    """Save a random causal language model, as `save_checkpoint` does."""
+    config = CONFIGS[family]()
+    config = type(config).from_dict({**config.to_dict(), **changes})
+    return _save_random(folder, family, transformers.AutoModelForCausalLM.from_config, config)
+
+
 def _save_random(folder: Path, family: str, create: Any, config: Any) -> Any:  # noqa: ANN401
     torch.manual_seed(0)
     model = create(config).eval()
@@ -189,6 +197,36 @@ def save_wordpiece(folder: Path, kind: str) -> None:
     pieces = [*characters, *(f"##{character}" for character in characters), "cat", "Cat", "##at"]
     vocabulary = {token: i for i, token in enumerate([*special, *pieces, "the", "[unused5]"])}
     getattr(transformers, kind)(vocab=vocabulary).save_pretrained(folder)
+
+
+def save_chatml(folder: Path, chat_template: str | None = None, max_length: int = 400) -> int:
+    """Save a byte-level tokenizer with the words and special tokens of Qwen3; return its size."""
+    tokenizer = Tokenizer(models.BPE())
+    words = Regex(r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+")
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(words, "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*SENTENCES, *["yes", "no"] * 400], trainer)
+    tokenizer.add_tokens(["<think>", "</think>"])
+    names = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        chat_template=chat_template,
+        model_max_length=max_length,
+        padding_side="left",
+        **names,
+    ).save_pretrained(folder)
+    return int(tokenizer.get_vocab_size())
 
 
 UNIGRAMS = [(piece, -5.0) for piece in "▁abcdefghijklmnopqrstuvwxyzABCW5679é."]

@@ -125,6 +125,8 @@ class Family:
             field does not exist.
         projection: Checkpoint module of embedding models that projects each token vector, without
             a bias, to `num_labels` in config.json; "": there is none.
+        causal_head: Checkpoint module of a causal language model's logits, a linear layer without
+            bias; "": not supported.
         code: Prefixes of the class names in `auto_map` that the family implements. Other classes
             are refused, because code in model folders is never run.
     """
@@ -145,6 +147,7 @@ class Family:
     masked_lm: MaskedLM | None = None
     poolings: Mapping[str, str] = field(default_factory=dict)
     projection: str = ""
+    causal_head: str = ""
     code: tuple[str, ...] = ()
 
 

@@ -129,6 +129,7 @@ TENSORS = tensors(weights=WEIGHTS, modules=MODULES)
 PREFIXES = ("model.",)
 # Older files contain the rotary frequencies, which are computed.
 IGNORED = (r"lm_head\..*", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+CAUSAL_HEAD = "lm_head"
 # Heads of transformers' generic classes for decoders.
 CLASSIFIER = Classifier(
     out="score", out_bias=False, poolings={"last": "last"}, skips_padding_ids=True
@@ -160,6 +161,7 @@ LLAMA = Family(
     layouts=(TENSORS,),
     prefixes=PREFIXES,
     ignored=IGNORED,
+    causal_head=CAUSAL_HEAD,
     classifier=CLASSIFIER,
     token_classifier=TOKEN_CLASSIFIER,
 )

@@ -40,6 +40,7 @@ MISTRAL = Family(
     layouts=(llama.TENSORS,),
     prefixes=llama.PREFIXES,
     ignored=llama.IGNORED,
+    causal_head=llama.CAUSAL_HEAD,
     classifier=llama.CLASSIFIER,
     token_classifier=llama.TOKEN_CLASSIFIER,
 )

@@ -102,6 +102,11 @@ def check_outputs(manifest: Manifest) -> None:
             f"--precision int8 is for models with the output pooled or logits; the quality of "
             f"{', '.join(missing)} is not measured"
         )
+    if manifest.pair_template is not None:
+        raise CheckpointError(
+            "--precision int8 is not for rerankers with a template of pairs: its texts for "
+            "calibration and measurement have no template"
+        )
 
 
 def measure(

@@ -94,6 +94,7 @@ class CompatRerankRequest(BaseModel):
         None, description="Fields of the documents that are scored; only `text` is supported"
     )
     truncate_prompt_tokens: None = Field(None, description="Not supported")
+    instruction: None = Field(None, description="Not supported here, but by the route /rerank")
 
     def texts(self) -> list[str]:
         """Return the text of each document."""

@@ -55,6 +55,7 @@ class VLLMScoreRequest(_RequestBody):
     documents: Texts = Field(
         validation_alias=AliasChoices("documents", "items", "text_2", "data_2")
     )
+    instruction: None = Field(None, description="Not supported here, but by the route /score")
     max_tokens_per_query: int | None = Field(
         None, ge=0, le=0, description="Not supported here, but by the route /rerank"
     )

@@ -56,7 +56,7 @@ async def score_pairs(
         for index, query in enumerate(queries):
             tokenizer.check_text(query, index)
         with _after(len(queries)):
-            return chunked.pair_rows(queries, options.prompt_name, limits)
+            return chunked.pair_rows(queries, limits, options)
 
     with _after(len(queries), InferenceFailed), chunked.locating(InferenceFailed):
         rows, (results,), seconds = await model.run(

@@ -464,6 +464,7 @@ class Model(LoadedModel):
         max_tokens_per_doc: int | None = None,
         explain: Explain = False,
         chunking: Chunking | None = None,
+        instruction: str | None = None,
         **options: Unpack[CallArguments],
     ) -> PairScores:
         """Return the score of each document for a query, in the order of the documents.
@@ -481,6 +482,7 @@ class Model(LoadedModel):
             max_tokens_per_doc: The same for each document.
             explain: How to explain the scores of the best documents, see `score`.
             chunking: See `score`; excludes `max_tokens_per_doc`.
+            instruction: See `score`.
             options: See `score`.
 
         Raises:
@@ -490,7 +492,7 @@ class Model(LoadedModel):
         """
         limits = (max_tokens_per_query, max_tokens_per_doc)
         numbers = dict(zip(scoring.LIMITS, limits, strict=True)) | {"top_n": top_n}
-        call = call_options(**options)
+        call = call_options(**options, instruction=instruction)
         check_options(**numbers)
         chosen = _explanation_of_scores(explain, chunking)
         if not isinstance(query, str):
@@ -518,6 +520,7 @@ class Model(LoadedModel):
         *,
         explain: Explain = False,
         chunking: Chunking | None = None,
+        instruction: str | None = None,
         **options: Unpack[CallArguments],
     ) -> PairScores:
         """Return the relevance of documents to queries: one score per pair of query and document.
@@ -537,8 +540,11 @@ class Model(LoadedModel):
                 largest terms of a sum, with `Terms`; False: not.
             chunking: How to divide the documents; a document has the score of its best chunk. None:
                 a document is one input. Chunks cannot be explained.
-            options: See `CallArguments`. Only rerankers take a prompt, that of queries. With
-                `chunking`, a reranker refuses a query that leaves no room for a chunk.
+            instruction: What makes a document relevant, for rerankers that are language models with
+                a template of pairs; None: the prompt, or else the instruction of the template.
+            options: See `CallArguments`. Only rerankers take a prompt, that of queries; with a
+                template of pairs it is the instruction. With `chunking`, a reranker refuses a query
+                that leaves no room for a chunk.
 
         Raises:
             InvalidInput: The number of queries is neither 1 nor that of the documents, the model
@@ -550,7 +556,7 @@ class Model(LoadedModel):
             name if isinstance(texts, str) else f"{name}/{{}}"
             for name, texts in (("/queries", queries), ("/documents", documents))
         ]
-        call = call_options(**options)
+        call = call_options(**options, instruction=instruction)
         chosen = _explanation_of_scores(explain, chunking)
         queries = text_list(queries, "queries", has_index=False)
         documents = text_list(documents, "documents")

@@ -56,14 +56,16 @@ async def classify(
 
     def tokenize() -> list[Row]:
         rows_of = model.tokenizer.rows_of_pairs
-        return rows_of(items, options.prompt_name, options.on_overflow, limits)
+        rest = options.prompt_name, options.on_overflow, limits
+        return rows_of(items, *rest, instruction=options.instruction)
 
-    # A set, because a query shared by many documents is tokenised once.
-    texts = {text for item in items for text in ([item] if isinstance(item, str) else item)}
-    rows, (results,), seconds = await model.run(
-        *(list(texts), len(items), tokenize, ("logits",), options), count_tokens=count_tokens
-    )
     manifest = model.artifact.manifest
+    texts = [text for item in items for text in ([item] if isinstance(item, str) else item)]
+    if manifest.pair_template is None:  # a query shared by many documents is tokenised once
+        texts = [*{*texts}]
+    rows, (results,), seconds = await model.run(
+        *(texts, len(items), tokenize, ("logits",), options), count_tokens=count_tokens
+    )
     logits = np.array(results, np.float64)  # (N, C)
     scores = ACTIVATIONS[manifest.activation](logits)
     return Classification(logits, scores, manifest.labels, rows, seconds)
@@ -95,6 +97,7 @@ async def score(
         count_tokens: See `LoadedModel.run`; without `chunking`.
     """
     manifest = model.artifact.manifest
+    _check_instruction(model, options.instruction)
     if "logits" in manifest.outputs:
         _check_labels(model)
     if explained:
@@ -222,6 +225,23 @@ async def _score_vectors(
         observe_stages(model.metrics.stage_seconds, compared, {"explain": seconds["explain"]})
     measured = texts.tokens, texts.truncated, seconds
     return PairScores(scores, scores, similarity.kind, *measured, explanations)
+
+
+def _check_instruction(model: LoadedModel, instruction: str | None) -> None:
+    if instruction is None:
+        return
+    template = model.artifact.manifest.pair_template
+    if template is None or not template.takes_instruction:
+        raise InvalidInput(
+            f"the model {model.name} takes no instruction; rerankers do whose template has one",
+            code="wrong_model",
+            pointer="/instruction",
+        )
+    try:
+        model.tokenizer.check_text(instruction, 0)
+    except VitrineError as error:
+        error.index, error.pointer = None, "/instruction"
+        raise
 
 
 def _check_labels(model: LoadedModel) -> None:

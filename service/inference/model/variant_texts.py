@@ -56,7 +56,8 @@ class VariantTexts:
         if isinstance(own, str):
             return [tokenizer.read_span(own, prompt, overflow)]
         if self.are_read_together:
-            return tokenizer.read_spans(own, prompt, overflow, self.limits)
+            rest = prompt, overflow, self.limits
+            return tokenizer.read_spans(own, *rest, instruction=self.options.instruction)
         sides = zip(own, _SIDES, strict=True)
         return [tokenizer.read_span(text, side, overflow) for text, side in sides]
 
@@ -78,7 +79,8 @@ class VariantTexts:
     def with_result(self, inputs: Iterable[Input]) -> list[Input]:
         """Return the inputs of which the model has a result: texts can have no tokens, and none."""
         if self.are_read_together:
-            empty: Sequence[Input] = ("", ("", ""))
+            inputs = list(inputs)
+            empty = [own for own in ("", ("", "")) if own in inputs]
             without_rows = [own for own in empty if self._row(own, 0) is None]
             return [own for own in inputs if own not in without_rows]
 
@@ -101,8 +103,9 @@ class VariantTexts:
                 pairs = rows_of_pairs(tokenizer, [own], self.candidates, self.options)
                 (row,) = joined(pairs, self.candidates)
             elif self.are_read_together:
-                prompted = self.options.prompt_name, overflow, self.limits
-                (row,) = tokenizer.rows_of_pairs([own], *prompted)
+                rest = self.options.prompt_name, overflow, self.limits
+                rows = tokenizer.rows_of_pairs([own], *rest, instruction=self.options.instruction)
+                (row,) = rows
             else:
                 (row,) = tokenizer.rows_of_texts([own[text]], _SIDES[text], overflow)
         except InvalidInput as error:

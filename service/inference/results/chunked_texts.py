@@ -9,6 +9,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from models.artifact import Manifest
+from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.results.late_chunking import LateText, apply_heads
 from service.inference.results.scores import Scores
@@ -83,32 +84,43 @@ class ChunkedTexts:
             return self._tokenizer.rows_of_texts(parts, prompt_name, "error")
 
     def pair_rows(
-        self, queries: Sequence[str], prompt_name: str | None, limits: PairLimits
+        self, queries: Sequence[str], limits: PairLimits, options: CallOptions
     ) -> list[Row]:
         """Return the row of each chunk with the query of its text.
 
         Args:
             queries: One query for all texts, or one per text.
-            prompt_name: Name of the prompt of queries; None: the default prompt.
             limits: Maximum number of tokens of a query, prompt not counted, and None.
+            options: Options of the call: the prompt and the instruction of queries.
 
         Raises:
             VitrineError: Any error of `rows`, under the same conditions.
         """
-        # Many documents can share a query.
-        room_of = cache(lambda query: self._tokenizer.pair_room(query, prompt_name, limits[0]))
-        for index in range(len(self.texts)):
-            size = self._size(room_of(self._query(queries, index)), "special tokens and the query")
+        prompt_name, instruction = options.prompt_name, options.instruction
 
-            def measure(part: str, _: int, size: int = size) -> tuple[int, int]:
+        def room(query: str, part: str = "") -> int:
+            rest = prompt_name, limits[0], part, instruction
+            return self._tokenizer.pair_room(query, *rest)
+
+        room_of = cache(room)  # many documents can share a query
+        for index in range(len(self.texts)):
+            query = self._query(queries, index)
+            size = self._size(room_of(query), "special tokens and the query")
+
+            def measure(part: str, _: int, size: int = size, query: str = query) -> tuple[int, int]:
                 tokens = self._tokenizer.count(part)
-                return tokens, tokens - size
+                excess = tokens - size
+                if self._tokenizer.has_template:  # a token can span the border of the document
+                    excess = max(excess, -room(query, part))
+                return tokens, excess
 
             self._divide(index, self._encode(index).offsets, size, measure)
         with self._of_chunks() as parts:
             owners = zip(self.owners, parts, strict=True)
             pairs = [(self._query(queries, owner), part) for owner, part in owners]
-            return self._tokenizer.rows_of_pairs(pairs, prompt_name, "error", limits)
+            return self._tokenizer.rows_of_pairs(
+                pairs, prompt_name, "error", limits, instruction=instruction
+            )
 
     @property
     def parts(self) -> list[str]:

@@ -31,13 +31,17 @@ class TextEncodings:
     Args:
         shared: The tokenizer.
         max_whole_chars: Maximum number of characters that are tokenised at once.
+        is_plain: Whether texts that spell special tokens have the tokens of their characters.
 
     Attributes:
         cuts_texts: Whether only a part of a long text is tokenised if the rest would be truncated.
     """
 
-    def __init__(self, shared: SharedTokenizer, max_whole_chars: int) -> None:
+    def __init__(
+        self, shared: SharedTokenizer, max_whole_chars: int, *, is_plain: bool = False
+    ) -> None:
         self._shared = shared
+        self._is_plain = is_plain
         self._max_whole_chars = max_whole_chars
         added = shared.variant(None).get_added_tokens_decoder().values()
         self.cuts_texts = not tokens_span_words([token.content for token in added])
@@ -60,7 +64,7 @@ class TextEncodings:
             with_offsets: Whether encodings have the offsets of their tokens in characters.
             with_special: Whether to add special tokens.
         """
-        tokenizer = self._shared.variant(limit, is_left=is_left)
+        tokenizer = self._shared.variant(limit, is_left=is_left, is_plain=self._is_plain)
         # Offsets count from the start of the text, which is missing in a part from its end.
         is_cut = self.cuts_texts and not (is_left and with_offsets)
         chars = CHARS_PER_TOKEN * limit
@@ -88,16 +92,14 @@ class TextEncodings:
         encodings: list[Encoding] = []
         for part in slices(texts):
             with panics_as_errors("the tokenizer"):
-                encodings += self._shared.variant(None).encode_batch_fast(
-                    part, add_special_tokens=False
-                )
+                encodings += self._whole_texts.encode_batch_fast(part, add_special_tokens=False)
         return encodings
 
     def untruncated(self, texts: Sequence[str], *, with_special: bool) -> list[Encoding]:
         """Encode texts without truncation, with the offsets of their tokens in characters."""
         self._check(texts)
         with panics_as_errors("the tokenizer"):
-            encodings: list[Encoding] = self._shared.variant(None).encode_batch(
+            encodings: list[Encoding] = self._whole_texts.encode_batch(
                 texts, add_special_tokens=with_special
             )
         return encodings
@@ -106,7 +108,12 @@ class TextEncodings:
         """Encode two texts as one input, without truncation, with special tokens and offsets."""
         self._check((first, second))
         with panics_as_errors("the tokenizer"):
-            return self._shared.variant(None).encode(first, second)
+            return self._whole_texts.encode(first, second)
+
+    @property
+    def _whole_texts(self) -> Tokenizer:
+        """The tokenizer without truncation."""
+        return self._shared.variant(None, is_plain=self._is_plain)
 
     def _whole(
         self, tokenizer: Tokenizer, texts: Sequence[str], with_offsets: bool, with_special: bool

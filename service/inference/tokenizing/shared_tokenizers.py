@@ -47,7 +47,7 @@ class SharedTokenizer:
         )
         vocabulary: dict[str, int] = self._first.get_vocab(with_added_tokens=True)
         self.largest_id = max([*texts, *pairs, *vocabulary.values()], default=-1)
-        self._variants: dict[tuple[int | None, bool], Tokenizer] = {}
+        self._variants: dict[tuple[int | None, bool, bool], Tokenizer] = {}
         self._lock = threading.Lock()
 
     def _template_ids(self, text: str, pair: str | None = None) -> list[int]:
@@ -65,29 +65,33 @@ class SharedTokenizer:
             raise ArtifactError(f"{TOKENIZER} is invalid: its post_processor repeats a text")
         return ids
 
-    def variant(self, limit: int | None, *, is_left: bool = False) -> Tokenizer:
+    def variant(
+        self, limit: int | None, *, is_left: bool = False, is_plain: bool = False
+    ) -> Tokenizer:
         """Return the tokenizer that truncates texts to `limit` tokens; None: no truncation.
 
         Args:
             limit: Maximum number of tokens, special tokens included.
             is_left: Whether a text that is too long loses its first tokens, not its last.
+            is_plain: Whether a text that spells a special token has the tokens of its characters.
         """
-        key = limit, is_left
+        key = limit, is_left, is_plain
         # Without the lock, because the event loop must not wait while a thread makes a variant.
         if (made := self._variants.get(key)) is not None:
             return made
         with self._lock:
             if key not in self._variants:
-                self._variants[key] = self._make(limit, is_left=is_left)
+                self._variants[key] = self._make(*key)
             return self._variants[key]
 
-    def _make(self, limit: int | None, *, is_left: bool) -> Tokenizer:
+    def _make(self, limit: int | None, is_left: bool, is_plain: bool) -> Tokenizer:
         # The first variant is the loaded tokenizer itself: most models need no other.
         tokenizer = Tokenizer.from_str(self._first.to_str()) if self._variants else self._first
         if limit is None:
             tokenizer.no_truncation()
         else:
             tokenizer.enable_truncation(limit, direction="left" if is_left else "right")
+        tokenizer.encode_special_tokens = is_plain
         return tokenizer
 
 

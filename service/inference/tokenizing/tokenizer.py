@@ -20,6 +20,7 @@ from service.inference.tokenizing.shared_tokenizers import (
     invalid_tokenizer_errors,
     shared_tokenizer,
 )
+from service.inference.tokenizing.templated_pairs import TemplatedPairs
 
 # Spellings of the token that replaces text in an attribution baseline, by name of the baseline.
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
@@ -66,6 +67,9 @@ class TextTokenizer:
             if max_whole_chars is None:
                 max_whole_chars = max_chars + max(map(len, manifest.prompts.values()), default=0)
             self.encodings = TextEncodings(self._shared, max_whole_chars)
+            self._templated = manifest.pair_template and TemplatedPairs(
+                manifest.pair_template, self._shared, manifest.max_tokens, max_whole_chars
+            )
             adapters = {name: index for index, name in enumerate(manifest.adapters)}
             self._prompts = {
                 name: Prompt(
@@ -75,6 +79,11 @@ class TextTokenizer:
                 )
                 for name, text in manifest.prompts.items()
             }
+
+    @property
+    def has_template(self) -> bool:
+        """Whether pairs are read in a template, in which tokens of a text depend on the others."""
+        return self._templated is not None
 
     def _check_manifest(self) -> None:
         """Check that the tokenizer and the manifest fit together."""
@@ -207,21 +216,29 @@ class TextTokenizer:
         limits: PairLimits = NO_LIMITS,
         *,
         keeps_second: bool = False,
+        instruction: str | None = None,
     ) -> list[Row]:
         """Tokenize each text, or each pair of texts as one input, into a row.
 
-        The named or the default prompt is prepended to each text and to the first text of each
-        pair. Its tokens do not count towards the limit of that text. In a pair that is too long,
-        the longer text loses tokens until the pair fits or both texts have the same length. Then
-        both lose tokens alike, as in transformers. With `keeps_second`, only the first text loses
-        tokens; the second must leave it one.
+        If the model has a template of pairs, `instruction`, or else the prompt, is its instruction,
+        and a pair that is too long loses the end of the document, or of the query too.
+
+        Otherwise, the named or the default prompt is prepended to each text and to the first text
+        of each pair. Its tokens do not count towards the limit of that text. In a pair that is too
+        long, the longer text loses tokens until the pair fits or both texts have the same length.
+        Then both lose tokens alike, as in transformers. With `keeps_second`, only the first text
+        loses tokens; the second must leave it one.
 
         Raises:
             InvalidInput: A text cannot be encoded in UTF-8; or an input has no tokens, or is too
-                long, and `on_overflow` is "error". Or the prompt is unknown.
+                long, and `on_overflow` is "error". Or the prompt is unknown. Or the model has a
+                template of pairs, and an input is a text, or `on_overflow` is "truncate_left".
             TooLarge: A text has too many characters.
         """
         prompt = self.prompt(prompt_name).text
+        if self._templated:
+            rest = instruction or prompt, on_overflow, limits
+            return self._templated_rows(self._templated, inputs, *rest)
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
         rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow))
@@ -230,6 +247,31 @@ class TextTokenizer:
             lambda pairs: self._rows_of_pairs(pairs, prompt, on_overflow, limits, keeps_second),
         )
         return [rows[index] for index in range(len(inputs))]
+
+    def _templated_rows(
+        self,
+        templated: TemplatedPairs,
+        inputs: Sequence[str | tuple[str, str]],
+        instruction: str,
+        on_overflow: OnOverflow,
+        limits: PairLimits,
+    ) -> list[Row]:
+        if on_overflow == "truncate_left":
+            raise InvalidInput(
+                "the model reads an instruction and the query before a document, so that a pair "
+                "loses tokens at its end only; use truncate_right or error",
+                pointer="/on_overflow",
+            )
+        pairs: list[tuple[str, str]] = []
+        for index, own in enumerate(inputs):
+            if isinstance(own, str):
+                raise _not_a_pair(index)
+            for text in own:
+                self.check_text(text, index)
+            pairs.append(own)
+        rows, are_too_long = templated.rows(pairs, instruction, limits)
+        self._check_overflow(are_too_long, on_overflow, self._manifest.max_tokens)
+        return rows
 
     def _rows_of_pairs(
         self,
@@ -277,12 +319,16 @@ class TextTokenizer:
         limits: PairLimits,
         *,
         keeps_second: bool = False,
+        instruction: str | None = None,
     ) -> tuple[Span, Span]:
         """Return the spans of the texts of a pair that are left after truncation; see `read_span`.
 
         Raises:
             VitrineError: Any error of `rows_of_pairs`, under the same conditions.
         """
+        if self._templated:
+            own = instruction or self.prompt(prompt_name).text
+            return self._templated.read_spans(pair, own, limits)
         prompt, drops_left = self.prompt(prompt_name).text, self._drops_left(on_overflow)
         prompted, limits = (prompt + pair[0], pair[1]), self._with_prompt(limits, prompt)
         (encoded,) = self._pairs.encode(
@@ -332,22 +378,34 @@ class TextTokenizer:
         special = 0 if rules.looks_up else self._special_tokens
         return rules.max_tokens - special - self.count(prompt)
 
-    def pair_room(self, query: str, prompt_name: str | None, limit: int | None) -> int:
-        """Return the number of tokens of a pair's second text that fit without truncation.
+    def pair_room(
+        self,
+        query: str,
+        prompt_name: str | None,
+        limit: int | None,
+        document: str = "",
+        instruction: str | None = None,
+    ) -> int:
+        """Return the number of further tokens of a pair's second text that fit without truncation.
 
         Args:
             query: First text of the pair.
             prompt_name: Name of the prompt of the first text; None: the default prompt.
             limit: Maximum number of tokens of the first text, prompt not counted; None: no limit.
+            document: Second text. With a template of pairs, its tokens depend on what precedes it.
+            instruction: Instruction of a template of pairs; None: the prompt.
 
         Raises:
             InvalidInput: The prompt is unknown.
         """
         prompt = self.prompt(prompt_name).text
+        if self._templated:
+            own = instruction or prompt
+            return self._templated.room((query, document), own, (limit, None))
         taken = self.count(prompt + query)
         if limit is not None:
             taken = min(taken, self.count(prompt) + limit)
-        return self._pairs.room - taken
+        return self._pairs.room - taken - self.count(document)
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, truncated to the maximum length, without a prompt."""
@@ -358,10 +416,13 @@ class TextTokenizer:
     def prompted(self, text: str, prompt_name: str | None) -> str:
         """Return the text with the named or the default prompt prepended.
 
+        The prompts of a model with a template of pairs are instructions, and not prepended.
+
         Raises:
             InvalidInput: The prompt is unknown.
         """
-        return self.prompt(prompt_name).text + text
+        prompt = self.prompt(prompt_name).text
+        return text if self._templated else prompt + text
 
     def rows_of_ids(
         self, inputs: Sequence[Sequence[int]], prompt_name: str | None, on_overflow: OnOverflow
@@ -399,6 +460,8 @@ class TextTokenizer:
                 too long for the model.
             TooLarge: The text has too many characters.
         """
+        if self._templated:
+            raise _not_a_pair(0)
         refuse_empty([text])
         ((row, encoding),) = self._encoded_rows([text], prompt_name, "error", with_offsets=True)
         spans = row.offsets or ()
@@ -420,6 +483,9 @@ class TextTokenizer:
             self.check_text(part, index)
         (row,) = self.rows_of_pairs([texts], prompt_name, "error")
         prompt = self.prompt(prompt_name).text
+        if self._templated:
+            columns = self._templated.tokens((text, text_pair), prompt)
+            return self._with_baselines(texts, row, *columns)
         encoding = self.encodings.of_pair(prompt + text, text_pair)
         if encoding.ids != row.ids:
             raise RuntimeError("the tokenizers library gives a pair other tokens than the service")
@@ -482,7 +548,7 @@ class TextTokenizer:
         refuse_empty(texts)
         for index, text in enumerate(texts):
             self.check_text(text, index)
-        prompt = self.prompt(prompt_name).text
+        prompt = self.prompted("", prompt_name)
         tokens: list[list[tuple[int, str, Span | None]]] = []
         for part in slices(texts):
             prompted = [prompt + text for text in part]
@@ -656,6 +722,12 @@ def without_tokens(index: int) -> InvalidInput:
         "the prompt",
         code="no_tokens",
         index=index,
+    )
+
+
+def _not_a_pair(index: int) -> InvalidInput:
+    return InvalidInput(
+        "the model reads a query and a document in a template; send them as a pair", index=index
     )
 
 

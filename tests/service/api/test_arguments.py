@@ -264,6 +264,7 @@ NO_COUNTS = [True, np.bool_(True), 1.5, "3", 0, -1, nan, [3]]
 NO_BOOLS = ["no", 1, nan, [], None]
 BAD_OPTIONS: dict[str, list[object]] = {
     "prompt_name": [5, b"query", ["query"], True, nan, "unknown"],
+    "instruction": [5, b"a", ["a"], True, nan, "", "for models with a template of pairs"],
     "dimensions": [*NO_COUNTS, 10**9],
     "truncate_dim": [*NO_COUNTS, 10**9],
     "top_n": NO_COUNTS,

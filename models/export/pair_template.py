@@ -1,0 +1,286 @@
+"""Pair templates: how a reranker based on a language model reads a query and a document.
+
+A template is the checkpoint's chat template, as sentence-transformers renders it, or one that the
+model's authors publish beside the checkpoint.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from models.artifact import PairTemplate
+from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.export.tokenizer_settings import CHAT_TEMPLATE, CONFIG
+
+# Choices of `Overrides.pair_template` that are not names in `PUBLISHED`.
+CHAT, NONE = "chat", "none"
+
+
+@dataclass(frozen=True)
+class PublishedTemplate:
+    """A template that the files of a checkpoint do not have.
+
+    Attributes:
+        template: The template.
+        answers: Tokens for relevant and for other documents.
+        max_tokens: Maximum length in the authors' code, in tokens: of a row, or of the body if
+            there are two texts in it.
+        hub_ids: Starts of the hub ids of the models that it is for.
+    """
+
+    template: PairTemplate
+    answers: tuple[str, str]
+    max_tokens: int
+    hub_ids: tuple[str, ...]
+
+
+PUBLISHED: Mapping[str, PublishedTemplate] = {
+    # Source: README of https://github.com/QwenLM/Qwen3-Embedding
+    "qwen3-reranker": PublishedTemplate(
+        PairTemplate(
+            prefix="<|im_start|>system\nJudge whether the Document meets the requirements based on "
+            "the Query and the Instruct provided. Note that the answer can only be "
+            '"yes" or "no".<|im_end|>\n<|im_start|>user\n',
+            before_instruction="<Instruct>: ",
+            after_instruction="\n",
+            before_query="<Query>: ",
+            before_document="\n<Document>: ",
+            suffix="<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+            instruction="Given a web search query, retrieve relevant passages that answer the "
+            "query",
+            splits_body=False,
+        ),
+        answers=("yes", "no"),
+        max_tokens=8192,
+        hub_ids=("Qwen/Qwen3-Reranker-", "tomaarsen/Qwen3-Reranker-"),
+    ),
+    # Source: the package mxbai-rerank 0.1.6
+    "mxbai-rerank-v2": PublishedTemplate(
+        PairTemplate(
+            prefix="<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful "
+            "assistant.<|im_end|>\n<|im_start|>user\n",
+            before_instruction="instruction: ",
+            after_instruction="\n",
+            before_query="query: ",
+            before_document="\ndocument: ",
+            suffix="\nYou are a search relevance expert who evaluates how well documents match "
+            "search queries. For each query-document pair, carefully analyze the semantic "
+            "relationship between them, then provide your binary relevance judgment (0 for not "
+            "relevant, 1 for relevant).\nRelevance:<|im_end|>\n<|im_start|>assistant\n",
+            instruction=None,
+            splits_body=True,
+        ),
+        answers=("1", "0"),
+        max_tokens=8192,
+        hub_ids=("mixedbread-ai/mxbai-rerank-base-v2", "mixedbread-ai/mxbai-rerank-large-v2"),
+    ),
+}
+CHOICES = (*PUBLISHED, CHAT, NONE)
+
+# Texts that show which text of a rendered pair is which.
+_MARKS = ("first mark", "second mark", "third mark")
+# Texts in chat templates for messages whose content is a list of parts. Source: `_infer_format` in
+# sentence_transformers/base/modality.py
+_SIGNS_OF_PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
+# Instructions, queries and documents that a template must render unchanged.
+_PROBES = (
+    ("a", "", ""),
+    (" a \n", "\tb  ", " c\n\n"),
+    ("<a>&'\"", "</think>\n<think>b", "<tool_response>c</tool_response>"),
+    ("{{ a }}", "{% b %}", "naïve 日本 🎉 \\n"),
+    ("a" * 3000, "b " * 3000, "C" * 3000),
+)
+
+
+def template_of_hub(hub_id: str) -> str | None:
+    """Return the name in `PUBLISHED` of the template of a hub model; None: it has none."""
+    names = (name for name, own in PUBLISHED.items() if hub_id.startswith(own.hub_ids))
+    return next(names, None)
+
+
+def answers_of(template: str | PairTemplate | None) -> tuple[str, str]:
+    """Return the answers of a template, or of its name; those of other templates are yes and no."""
+    own = (p for name, p in PUBLISHED.items() if template in (name, p.template))
+    return next(own, PUBLISHED["qwen3-reranker"]).answers
+
+
+def published_limit(name: object, load_tokenizer: Callable[[], Any]) -> int | None:
+    """Return the maximum length of a row with a published template; None: it is another one.
+
+    Args:
+        name: Choice of the template.
+        load_tokenizer: Returns the tokenizer of transformers.
+    """
+    if not isinstance(name, str) or name not in PUBLISHED:
+        return None
+    own, template = PUBLISHED[name].max_tokens, PUBLISHED[name].template
+    if not template.splits_body:
+        return own
+    fixed = load_tokenizer()([template.prefix, template.suffix], add_special_tokens=False)
+    return own + sum(map(len, fixed["input_ids"]))
+
+
+def read_pair_template(
+    folder: ModelFolder,
+    transformer: str,
+    load_tokenizer: Callable[[], Any],
+    settings: Mapping[str, object] | None,
+    choice: str | PairTemplate | None,
+    labels: int,
+) -> PairTemplate | None:
+    """Return the template of a model's pairs; None: it has none.
+
+    As in sentence-transformers, the chat template applies if the settings of the Transformer module
+    have the modality "message", or if there is no modules.json. But without modules.json, a model
+    with several labels is a classifier of texts, as in transformers, and has no template.
+
+    Args:
+        folder: Model folder.
+        transformer: Subfolder of the tokenizer.
+        load_tokenizer: Returns the tokenizer of transformers; see `models.export.tokenizer_file`.
+        settings: Settings of the Transformer module; None: there is no modules.json.
+        choice: The template, or a name in `CHOICES`; None: the folder's.
+        labels: Number of labels.
+
+    Raises:
+        CheckpointError: The choice is unknown, or the model has a template and several labels. Or
+            the tokenizer has no chat template, or one that does more than to place instruction,
+            query and document between fixed texts.
+    """
+    if isinstance(choice, PairTemplate):
+        return choice
+    modalities = (settings or {}).get("modality_config")
+    message = modalities.get("message") if isinstance(modalities, dict) else None
+    applies = message is not None
+    if settings is None and labels == 1:
+        config = folder.json(join(transformer, CONFIG), dict, {})
+        has_file = folder.has(join(transformer, CHAT_TEMPLATE))
+        applies = has_file or bool(config.get("chat_template"))
+    if choice == NONE or (choice is None and not applies):
+        return None
+    if labels != 1:
+        raise CheckpointError(f"templates of pairs are for one label; the model has {labels}")
+    tokenizer = load_tokenizer()
+    if tokenizer.truncation_side != "right":
+        raise CheckpointError(
+            "the tokenizer truncates texts on the left, where a pair template has its instruction"
+        )
+    if choice not in (CHAT, None):
+        return _published(choice, tokenizer)
+    kind = message.get("format") if isinstance(message, dict) else None
+    try:
+        return _read_chat_template(tokenizer, is_flat=_is_flat(kind, tokenizer.chat_template))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"the chat template {error}; choose another template with --pair-template, of "
+            f"{', '.join(CHOICES)}"
+        ) from error
+
+
+def _is_flat(kind: object, template: object) -> bool:
+    """Return whether the content of a message is a text, not a list of parts.
+
+    Args:
+        kind: Format in the settings of the Transformer module; None: unknown.
+        template: Chat template, by which sentence-transformers decides if the format is unknown.
+    """
+    if kind not in ("flat", "structured", "auto", None):
+        raise CheckpointError(f"has messages of the unknown format {kind!r}")
+    if kind in ("flat", "structured"):
+        return kind == "flat"
+    return isinstance(template, str) and not any(sign in template for sign in _SIGNS_OF_PARTS)
+
+
+def _published(name: str, tokenizer: Any) -> PairTemplate:  # noqa: ANN401
+    if name not in PUBLISHED:
+        raise CheckpointError(f"the pair template {name!r} is not one of {', '.join(CHOICES)}")
+    if tokenizer.num_special_tokens_to_add():
+        raise CheckpointError(
+            f"the tokenizer adds special tokens to texts, and the template {name} has none of them"
+        )
+    return PUBLISHED[name].template
+
+
+def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # noqa: ANN401
+    """Return the parts of a chat template, after a check that it has no others.
+
+    Raises:
+        CheckpointError: It has; the message continues the name of the template.
+    """
+
+    def render(instruction: str | None, query: str, document: str) -> str:
+        contents = {"system": instruction, "query": query, "document": document}
+        messages = [
+            {"role": role, "content": text if is_flat else [{"type": "text", "text": text}]}
+            for role, text in contents.items()
+            if text is not None
+        ]
+        try:
+            return str(tokenizer.apply_chat_template(messages, tokenize=False))
+        except Exception as error:  # templates raise what they like
+            raise CheckpointError(f"renders no pair: {str(error)[:200]}") from error
+
+    if not tokenizer.chat_template:
+        raise CheckpointError("is missing")
+    special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    template = _parts(render(*_MARKS), render(None, *_MARKS[1:]), special)
+    for instruction, query, document in _PROBES:
+        for own in (instruction, None):
+            body = "".join(template.body(query, document, own or ""))
+            rendered, pieces = (
+                render(own, query, document),
+                (template.prefix, body, template.suffix),
+            )
+            if rendered != "".join(pieces):
+                raise CheckpointError("does not render all texts unchanged between fixed texts")
+            whole, *apart = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
+            if whole != [token for part in apart for token in part]:
+                raise CheckpointError("has a token that spans the border of a pair's texts")
+    return template
+
+
+def _parts(marked: str, without_instruction: str, special: Sequence[str]) -> PairTemplate:
+    """Return the parts of a template that was rendered with `_MARKS`, and without the first.
+
+    Args:
+        marked: Text with all marks.
+        without_instruction: Text without a system message.
+        special: The special tokens.
+    """
+    by_default = _between(without_instruction, _MARKS[1:])
+    if by_default is None:
+        raise CheckpointError("does not have the query and then the document, once each")
+    start, before_document, suffix = by_default
+    first, after_instruction, instruction = start, "", None
+    if (parts := _between(marked, _MARKS)) is not None:
+        first, after_instruction = parts[:2]
+        instruction = start[len(first) : len(start) - len(after_instruction)]
+    within = after_instruction + before_document + (instruction or "")
+    if any(token in within for token in special):
+        raise CheckpointError("has special tokens between the texts of a pair")
+    if not suffix.startswith(tuple(special)):
+        raise CheckpointError("does not have a special token after the document")
+    # No token spans the border after a special token.
+    cut = max((first.rfind(token) + len(token) for token in special if token in first), default=0)
+    prefix, before = first[:cut], first[cut:]
+    return PairTemplate(
+        prefix=prefix,
+        before_instruction="" if instruction is None else before,
+        after_instruction=after_instruction,
+        before_query=before if instruction is None else "",
+        before_document=before_document,
+        suffix=suffix,
+        instruction=instruction,
+        splits_body=False,
+    )
+
+
+def _between(text: str, marks: Sequence[str]) -> list[str] | None:
+    """Return the texts around marks; None unless each mark is there once, in order."""
+    parts: list[str] = []
+    for mark in marks:
+        before, found, text = text.partition(mark)
+        if not found or mark in text:
+            return None
+        parts.append(before)
+    return [*parts, text]

@@ -1,0 +1,199 @@
+"""Tokenization of a query and a document in the template of a language model.
+
+The body of a row is tokenised as plain text. A query or document that spells a special token, such
+as one that ends a turn, so has the tokens of its characters: it cannot leave its place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from models.artifact import TOKENIZER, ArtifactError, PairTemplate
+from service.inference.tokenizing.encodings import TextEncodings, slices
+from service.inference.tokenizing.pairs import Pair, PairLimits
+from service.inference.tokenizing.rows import Row, Span
+from service.inference.tokenizing.shared_tokenizers import SharedTokenizer
+
+# Number of pairs whose bodies exist at the same time: each has a copy of the query.
+_PAIRS = 64
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The tokens of a body.
+
+    Attributes:
+        ids: Token ids, at most as many as fit.
+        is_too_long: Whether it has lost tokens.
+        spellings: Spelling of each token; empty unless requested.
+        spans: Span of each token in the body, in characters; empty unless requested.
+    """
+
+    ids: list[int]
+    is_too_long: bool
+    spellings: list[str]
+    spans: list[Span]
+
+
+class TemplatedPairs:
+    """Tokenizes pairs of texts in a template; a body that is too long loses its end.
+
+    Args:
+        template: The template.
+        shared: The tokenizer.
+        max_tokens: Maximum number of tokens of a row.
+        max_whole_chars: Maximum number of characters that are tokenised at once.
+
+    Raises:
+        ArtifactError: The template leaves no room for a pair.
+    """
+
+    def __init__(
+        self,
+        template: PairTemplate,
+        shared: SharedTokenizer,
+        max_tokens: int,
+        max_whole_chars: int,
+    ) -> None:
+        self._template = template
+        fixed = max(len(template.prefix), sum(map(len, template.body("", "", ""))))
+        self._encodings = TextEncodings(shared, max_whole_chars + fixed, is_plain=True)
+        tokenizer = shared.variant(None)
+        self._prefix, self._suffix = (
+            tokenizer.encode(text, add_special_tokens=False)
+            for text in (template.prefix, template.suffix)
+        )
+        room = max_tokens - len(self._prefix) - len(self._suffix)
+        # Maximum number of tokens of each text of a body; that of the last is for all together.
+        self._limits: tuple[int, ...] = (room * 3 // 4, room) if template.splits_body else (room,)
+        if self._limits[0] < 1:
+            raise ArtifactError(
+                f"{TOKENIZER} gives the template of pairs {max_tokens - room} tokens; max_tokens "
+                f"is {max_tokens}"
+            )
+        for limit in self._limits:  # in advance, because it takes long
+            shared.variant(limit, is_plain=True)
+
+    def rows(
+        self, pairs: Sequence[Pair], instruction: str, limits: PairLimits
+    ) -> tuple[list[Row], list[bool]]:
+        """Return the row of each pair, and whether the pair, within its limits, was too long.
+
+        Args:
+            pairs: Queries with their documents.
+            instruction: Instruction; empty: that of the template.
+            limits: Maximum number of tokens of each query and of each document, to which they are
+                truncated beforehand.
+        """
+        rows: list[Row] = []
+        are_too_long: list[bool] = []
+        for start in range(0, len(pairs), _PAIRS):
+            whole = pairs[start : start + _PAIRS]
+            own = [self._limited(pair, limits) for pair in whole]
+            bodies = self._bodies(own, instruction)
+            for pair, kept, body in zip(whole, own, bodies, strict=True):
+                are_too_long.append(body.is_too_long)
+                ids = [*self._prefix.ids, *body.ids, *self._suffix.ids]
+                rows.append(Row(ids, body.is_too_long or kept != pair, 0))
+        return rows, are_too_long
+
+    def read_spans(self, pair: Pair, instruction: str, limits: PairLimits) -> tuple[Span, Span]:
+        """Return the span of each text that is left after truncation; see `rows`."""
+        own = self._limited(pair, limits)
+        (body,) = self._bodies([own], instruction, with_spans=True)
+        if not body.is_too_long:
+            return (0, len(own[0])), (0, len(own[1]))
+        query, document = (
+            max((min(end, stop) for begin, end in body.spans if begin < stop), default=start)
+            - start
+            for start, stop in self._places(own, instruction)
+        )
+        return (0, max(0, query)), (0, max(0, document))
+
+    def room(self, pair: Pair, instruction: str, limits: PairLimits) -> int:
+        """Return the number of tokens that a pair leaves; negative: it is too long by as many."""
+        texts = self._texts(self._limited(pair, limits), instruction)
+        *first, last = map(len, self._encodings.plain(texts))
+        taken = (min(own, limit) for own, limit in zip(first, self._limits, strict=False))
+        return self._limits[-1] - sum(taken) - last
+
+    def tokens(
+        self, pair: Pair, instruction: str
+    ) -> tuple[list[str], list[Span | None], list[int | None]]:
+        """Return the spellings, spans and indices of the texts of a row's tokens, for display.
+
+        A token of two texts belongs to the last. The index of tokens of the template is None.
+        """
+        (body,) = self._bodies([pair], instruction, with_spans=True)
+        places = self._places(pair, instruction)
+        spans: list[Span | None] = [None] * len(self._prefix)
+        indices: list[int | None] = [None] * len(self._prefix)
+        for begin, end in body.spans:
+            own = [
+                (index, (max(begin, start) - start, min(end, stop) - start))
+                for index, (start, stop) in enumerate(places)
+                if end > start and begin < stop
+            ]
+            index, span = own[-1] if own else (None, None)
+            spans.append(span)
+            indices.append(index)
+        added: list[None] = [None] * len(self._suffix)
+        spellings = [*self._prefix.tokens, *body.spellings, *self._suffix.tokens]
+        return spellings, [*spans, *added], [*indices, *added]
+
+    def _texts(self, pair: Pair, instruction: str) -> Sequence[str]:
+        """Return the texts of a body that are tokenised apart."""
+        parts = self._template.body(*pair, instruction)
+        return parts if self._template.splits_body else ("".join(parts),)
+
+    def _places(self, pair: Pair, instruction: str) -> tuple[Span, Span]:
+        """Return the spans of query and document in the body."""
+        first, second = map(len, self._template.body(*pair, instruction))
+        return (first - len(pair[0]), first), (first + second - len(pair[1]), first + second)
+
+    def _bodies(
+        self, pairs: Sequence[Pair], instruction: str, *, with_spans: bool = False
+    ) -> list[_Body]:
+        """Return the tokens of the bodies of pairs, truncated."""
+        texts = [self._texts(pair, instruction) for pair in pairs]
+        columns = [
+            [
+                encoding
+                for part in slices(column)
+                for encoding in self._encodings.truncated(
+                    part, limit, with_offsets=with_spans, with_special=False
+                )
+            ]
+            for column, limit in zip(zip(*texts, strict=True), self._limits, strict=True)
+        ]
+        bodies: list[_Body] = []
+        for own, encodings in zip(texts, zip(*columns, strict=True), strict=True):
+            ids: list[int] = []
+            spellings: list[str] = []
+            spans: list[Span] = []
+            is_too_long, start = False, 0
+            for text, encoding in zip(own, encodings, strict=True):
+                kept = self._limits[-1] - len(ids)
+                is_too_long |= bool(encoding.overflowing) or len(encoding) > kept
+                ids += encoding.ids[:kept]
+                if with_spans:
+                    spellings += encoding.tokens[:kept]
+                    spans += [(start + a, start + b) for a, b in encoding.offsets[:kept]]
+                start += len(text)
+            bodies.append(_Body(ids, is_too_long, spellings, spans))
+        return bodies
+
+    def _limited(self, pair: Pair, limits: PairLimits) -> Pair:
+        query, document = (
+            text if limit is None else self._first(text, limit)
+            for text, limit in zip(pair, limits, strict=True)
+        )
+        return query, document
+
+    def _first(self, text: str, limit: int) -> str:
+        """Return the part of a text that has its first tokens; whole, if a body takes no more."""
+        # A tokenizer that truncates to `limit` would stay in memory for every limit.
+        (encoding,) = self._encodings.truncated(
+            [text], self._limits[-1], with_offsets=True, with_special=False
+        )
+        ends = [end for _, end in encoding.offsets[:limit]]
+        return text if len(ends) == len(encoding) else text[: max(ends)]
