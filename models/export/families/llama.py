@@ -50,7 +50,7 @@ BIASES = {**ATTENTION_BIAS, "mlp_bias": ("linear1", "linear2")}
 
 
 # Classes of transformers, whose attention has the direction that the config says.
-_CLASS = re.compile(r"(Llama|Mistral|Qwen[23])(Model|For\w+)")
+_CLASS = re.compile(r"(Llama|Mistral|Ministral3|Qwen[23])(Model|For\w+)")
 
 
 def is_causal(config: Settings) -> bool:
@@ -129,6 +129,8 @@ TENSORS = tensors(weights=WEIGHTS, modules=MODULES)
 PREFIXES = ("model.",)
 # Older files contain the rotary frequencies, which are computed.
 IGNORED = (r"lm_head\..*", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+# Names of poolings in NVIDIA's files.
+POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 # Heads of transformers' generic classes for decoders.
 CLASSIFIER = Classifier(
     out="score", out_bias=False, poolings={"last": "last"}, skips_padding_ids=True
@@ -180,14 +182,13 @@ def bidirectional(family: Family, code: str) -> Family:
     )
 
 
-_POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 # NVIDIA's embedding models and rerankers, whose scores are divided by a temperature.
 LLAMA_BIDIRECTIONAL = replace(
     bidirectional(LLAMA, "LlamaBidirectional"),
-    poolings=_POOLINGS,
+    poolings=POOLINGS,
     classifier=replace(
         CLASSIFIER,
-        poolings=_POOLINGS,
+        poolings=POOLINGS,
         pooling_field="pooling",
         skips_padding_ids=False,
         required={"temperature": 1.0},

@@ -1,13 +1,16 @@
-"""Mistral: Llama without biases, and with windows in all layers.
+"""Mistral: Llama without biases, and with windows in all layers; and Ministral 3.
 
 Source: Jiang et al. 2023, arXiv:2310.06825.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Family, Settings
+from models.export.families.family import Family, Settings, read_number
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
+from models.export.families.rotary_scaling import original_length
+from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
 
@@ -42,4 +45,31 @@ MISTRAL = Family(
     ignored=llama.IGNORED,
     classifier=llama.CLASSIFIER,
     token_classifier=llama.TOKEN_CLASSIFIER,
+)
+
+
+def _ministral3(config: Settings) -> dict[str, Any]:
+    growth, rotary = "llama_4_scaling_beta", config.get("rope_parameters")
+    if not isinstance(rotary, dict) or growth not in rotary:
+        raise CheckpointError(f"config.json: rope_parameters must be an object with {growth}")
+    read_number(rotary, growth, 1)
+    # transformers reads the other maximum of the two.
+    own = {k: v for k, v in rotary.items() if k not in (growth, "max_position_embeddings")}
+    longest = min(config["max_position_embeddings"], original_length(config, rotary))
+    # Queries beyond the original length grow with their positions, which the network cannot do.
+    return {**_derived({**config, "rope_parameters": own}), "max_positions": longest}
+
+
+MINISTRAL3 = replace(
+    MISTRAL,
+    defaults={
+        "hidden_act": "silu",
+        "max_position_embeddings": 262_144,
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "sliding_window": None,
+    },
+    derived=_ministral3,
+    poolings=llama.POOLINGS,
 )
