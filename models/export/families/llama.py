@@ -21,6 +21,7 @@ from models.export.families.family import (
     tensors,
 )
 from models.export.families.rotary import FULL, layers_of_types, read_rotary
+from models.export.families.rotary_scaling import DECODER_TYPES
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
@@ -140,7 +141,7 @@ TOKEN_CLASSIFIER = Classifier(out="score", required={"token_classification_bias"
 
 def _derived(config: Settings) -> dict[str, Any]:
     heads = read_heads(config)
-    rotary = read_rotary(config, heads["head_width"], 10000.0)
+    rotary = read_rotary(config, heads["head_width"], 10000.0, types=DECODER_TYPES)
     kinds = {FULL: AttentionConfig(rotary=rotary, causal=is_causal(config))}
     return {
         **heads,

@@ -9,7 +9,7 @@ from typing import Any
 from models.export.families import llama
 from models.export.families.family import Family, Settings, read_number
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
-from models.export.families.rotary_scaling import original_length
+from models.export.families.rotary_scaling import DECODER_TYPES, original_length
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
@@ -19,7 +19,7 @@ def _derived(config: Settings) -> dict[str, Any]:
     causal = llama.is_causal(config)
     has_windows = config.get("sliding_window", 4096) is not None
     attention = AttentionConfig(
-        rotary=read_rotary(config, heads["head_width"], 10000.0),
+        rotary=read_rotary(config, heads["head_width"], 10000.0, types=DECODER_TYPES),
         window=llama.read_window(config, causal) if has_windows else None,
         causal=causal,
     )
@@ -53,7 +53,7 @@ def _ministral3(config: Settings) -> dict[str, Any]:
     if not isinstance(rotary, dict) or growth not in rotary:
         raise CheckpointError(f"config.json: rope_parameters must be an object with {growth}")
     read_number(rotary, growth, 1)
-    # transformers reads the other maximum of the two.
+    # transformers ignores this copy of `max_position_embeddings`.
     own = {k: v for k, v in rotary.items() if k not in (growth, "max_position_embeddings")}
     longest = min(config["max_position_embeddings"], original_length(config, rotary))
     # Queries beyond the original length grow with their positions, which the network cannot do.

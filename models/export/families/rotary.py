@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from models.export.families import bert
 from models.export.families.family import Modules, Settings, read_number, tensors
-from models.export.families.rotary_scaling import TYPES, scaled_rotary
+from models.export.families.rotary_scaling import scaled_rotary
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 from models.network.positions import Rotary
@@ -24,7 +24,7 @@ def read_rotary(
     *,
     name: str = "rope_theta",
     layer_type: str = "",
-    types: Sequence[str] = TYPES,
+    types: Sequence[str] = ("default", "linear"),
 ) -> Rotary:
     """Return the rotary positions of a config.
 

@@ -24,8 +24,8 @@ _NEEDED: dict[str, set[str]] = {
 _OPTIONAL: dict[str, set[str]] = {
     "yarn": {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}
 }
-# Supported types of transformers.
-TYPES = ("default", "linear", "llama3", "yarn")
+# Types of decoders.
+DECODER_TYPES = ("default", "linear", "llama3", "yarn")
 
 
 def scaled_rotary(

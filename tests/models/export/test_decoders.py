@@ -14,6 +14,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from models.export.checkpoint import load
 from models.export.families.rotary import read_rotary
+from models.export.families.rotary_scaling import DECODER_TYPES
 from models.export.model_folder import CheckpointError
 from models.export.sentence_config import Overrides
 from models.network.positions import rotation
@@ -179,13 +180,13 @@ def test_angles_of_published_models_equal_transformers(published: dict[str, Any]
     angles, amplitude = ROPE_INIT_FUNCTIONS[published["rope_type"]](config)
     positions = torch.tensor([0.0, 1.0, 7.0, 100.0])
     expected = positions[:, None, None] * angles
-    rotary = read_rotary({"rope_parameters": published}, 128, 1e4)
+    rotary = read_rotary({"rope_parameters": published}, 128, 1e4, types=DECODER_TYPES)
     actual = rotation(positions, rotary, 128, torch.float32)
     torch.testing.assert_close(actual.cos, expected.cos() * amplitude, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(actual.sin, expected.sin() * amplitude, rtol=1e-5, atol=1e-5)
     scaling = {name: value for name, value in published.items() if name != "rope_theta"}
     older = {"rope_scaling": scaling, "rope_theta": published["rope_theta"]}
-    assert read_rotary(older, 128, 1e4) == rotary
+    assert read_rotary(older, 128, 1e4, types=DECODER_TYPES) == rotary
 
 
 @pytest.mark.parametrize("pooling", ["avg", "last"])

@@ -353,7 +353,7 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         (
             "gte",
             {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}},
-            "of the type 'ntk' are not supported; supported: default, linear, llama3",
+            "of the type 'ntk' are not supported; supported: default, linear",
         ),
         (
             "gte",
