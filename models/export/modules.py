@@ -243,8 +243,8 @@ def _default_pooling(folder: ModelFolder, network: str, family: Family) -> str:
     It is that of the model's own code, or else of sentence-transformers.
     """
     hyperparameters = folder.json(network, dict)
-    if family.poolings:
-        own = str(hyperparameters.get("pooling", next(iter(family.poolings))))
+    if family.poolings and "pooling" in hyperparameters:
+        own = str(hyperparameters["pooling"])
         if own not in family.poolings:
             raise CheckpointError(
                 f"{network}: pooling is {own!r}; supported: {', '.join(family.poolings)}"

@@ -19,10 +19,12 @@ class Rotary:
         base: Base of the angles. Pair `i` of the `K / 2` pairs is rotated by
             `base ** (-2 * i / K) / scale` radians per position.
         scale: Divisor of all angles, or of the angles of each pair.
+        amplitude: Factor of all cosines and sines.
     """
 
     base: float
     scale: float | tuple[float, ...] = 1.0
+    amplitude: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,10 @@ def rotation(positions: Tensor, rotary: Rotary, width: int, dtype: torch.dtype) 
     elif rotary.scale != 1:
         frequencies = frequencies / rotary.scale
     angles = positions[..., None, None].to(wide) * frequencies  # (..., 1, K / 2)
-    return Rotation(angles.cos(), angles.sin())
+    cos, sin = angles.cos(), angles.sin()
+    if rotary.amplitude != 1:
+        cos, sin = cos * rotary.amplitude, sin * rotary.amplitude
+    return Rotation(cos, sin)
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:

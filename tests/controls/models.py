@@ -250,13 +250,13 @@ GUARDS = (
         f"{_E}test_token_vectors_equal_transformers",
     ),
     Guard(
-        "models/export/families/rotary.py",
-        "Rotary(base * factor, scale=",
-        "Rotary(base, scale=",
+        "models/export/families/rotary_scaling.py",
+        "Rotary(base * factor, ",
+        "Rotary(base, ",
         f"{_E}test_gte_files_of_alibaba_equal_transformers",
     ),
     Guard(
-        "models/export/families/rotary.py",
+        "models/export/families/rotary_scaling.py",
         "kept + (1 - kept) / factor",
         "1 / factor",
         f"{_E}test_token_vectors_equal_transformers",

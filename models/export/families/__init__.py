@@ -28,7 +28,7 @@ from models.export.families.gte import GTE
 from models.export.families.jina_bert import JINA_BERT, JINA_BERT_CODE
 from models.export.families.jina_v3 import JINA_V3
 from models.export.families.llama import LLAMA, LLAMA_BIDIRECTIONAL
-from models.export.families.mistral import MISTRAL
+from models.export.families.mistral import MINISTRAL3, MISTRAL
 from models.export.families.modernbert import MODERNBERT
 from models.export.families.mpnet import MPNET
 from models.export.families.nomic_bert import NOMIC_BERT
@@ -65,6 +65,7 @@ FAMILIES: Mapping[str, Family] = {
     "jina_embeddings_v3": JINA_V3,
     "llama": LLAMA,
     "llama_bidirec": LLAMA_BIDIRECTIONAL,
+    "ministral3": MINISTRAL3,
     "mistral": MISTRAL,
     "modernbert": MODERNBERT,
     "mpnet": MPNET,

@@ -121,8 +121,7 @@ class Family:
         token_classifier: Head of token classification models; None: not supported.
         masked_lm: Head of masked language models; None: not supported.
         poolings: Name in `models.network.pooling.POOLINGS` for each value of `pooling` in
-            config.json, in a folder without modules.json. The first is the default; empty: the
-            field does not exist.
+            config.json, in a folder without modules.json; empty: the field does not exist.
         projection: Checkpoint module of embedding models that projects each token vector, without
             a bias, to `num_labels` in config.json; "": there is none.
         causal_head: Checkpoint module of a causal language model's logits, a linear layer without

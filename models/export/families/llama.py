@@ -21,6 +21,7 @@ from models.export.families.family import (
     tensors,
 )
 from models.export.families.rotary import FULL, layers_of_types, read_rotary
+from models.export.families.rotary_scaling import DECODER_TYPES
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
@@ -50,7 +51,7 @@ BIASES = {**ATTENTION_BIAS, "mlp_bias": ("linear1", "linear2")}
 
 
 # Classes of transformers, whose attention has the direction that the config says.
-_CLASS = re.compile(r"(Llama|Mistral|Qwen[23])(Model|For\w+)")
+_CLASS = re.compile(r"(Llama|Mistral|Ministral3|Qwen[23])(Model|For\w+)")
 
 
 def is_causal(config: Settings) -> bool:
@@ -130,6 +131,8 @@ PREFIXES = ("model.",)
 # Older files contain the rotary frequencies, which are computed.
 IGNORED = (r"lm_head\..*", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 CAUSAL_HEAD = "lm_head"
+# Names of poolings in NVIDIA's files.
+POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 # Heads of transformers' generic classes for decoders.
 CLASSIFIER = Classifier(
     out="score", out_bias=False, poolings={"last": "last"}, skips_padding_ids=True
@@ -139,7 +142,7 @@ TOKEN_CLASSIFIER = Classifier(out="score", required={"token_classification_bias"
 
 def _derived(config: Settings) -> dict[str, Any]:
     heads = read_heads(config)
-    rotary = read_rotary(config, heads["head_width"], 10000.0)
+    rotary = read_rotary(config, heads["head_width"], 10000.0, types=DECODER_TYPES)
     kinds = {FULL: AttentionConfig(rotary=rotary, causal=is_causal(config))}
     return {
         **heads,
@@ -182,14 +185,13 @@ def bidirectional(family: Family, code: str) -> Family:
     )
 
 
-_POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
 # NVIDIA's embedding models and rerankers, whose scores are divided by a temperature.
 LLAMA_BIDIRECTIONAL = replace(
     bidirectional(LLAMA, "LlamaBidirectional"),
-    poolings=_POOLINGS,
+    poolings=POOLINGS,
     classifier=replace(
         CLASSIFIER,
-        poolings=_POOLINGS,
+        poolings=POOLINGS,
         pooling_field="pooling",
         skips_padding_ids=False,
         required={"temperature": 1.0},

@@ -1,13 +1,16 @@
-"""Mistral: Llama without biases, and with windows in all layers.
+"""Mistral: Llama without biases, and with windows in all layers; and Ministral 3.
 
 Source: Jiang et al. 2023, arXiv:2310.06825.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Family, Settings
+from models.export.families.family import Family, Settings, read_number
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
+from models.export.families.rotary_scaling import DECODER_TYPES, original_length
+from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
 
@@ -16,7 +19,7 @@ def _derived(config: Settings) -> dict[str, Any]:
     causal = llama.is_causal(config)
     has_windows = config.get("sliding_window", 4096) is not None
     attention = AttentionConfig(
-        rotary=read_rotary(config, heads["head_width"], 10000.0),
+        rotary=read_rotary(config, heads["head_width"], 10000.0, types=DECODER_TYPES),
         window=llama.read_window(config, causal) if has_windows else None,
         causal=causal,
     )
@@ -43,4 +46,31 @@ MISTRAL = Family(
     causal_head=llama.CAUSAL_HEAD,
     classifier=llama.CLASSIFIER,
     token_classifier=llama.TOKEN_CLASSIFIER,
+)
+
+
+def _ministral3(config: Settings) -> dict[str, Any]:
+    growth, rotary = "llama_4_scaling_beta", config.get("rope_parameters")
+    if not isinstance(rotary, dict) or growth not in rotary:
+        raise CheckpointError(f"config.json: rope_parameters must be an object with {growth}")
+    read_number(rotary, growth, 1)
+    # transformers ignores this copy of `max_position_embeddings`.
+    own = {k: v for k, v in rotary.items() if k not in (growth, "max_position_embeddings")}
+    longest = min(config["max_position_embeddings"], original_length(config, rotary))
+    # Queries beyond the original length grow with their positions, which the network cannot do.
+    return {**_derived({**config, "rope_parameters": own}), "max_positions": longest}
+
+
+MINISTRAL3 = replace(
+    MISTRAL,
+    defaults={
+        "hidden_act": "silu",
+        "max_position_embeddings": 262_144,
+        "rms_norm_eps": 1e-5,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "sliding_window": None,
+    },
+    derived=_ministral3,
+    poolings=llama.POOLINGS,
 )

@@ -8,6 +8,7 @@ from typing import Any
 from models.export.families import llama
 from models.export.families.family import Family, Settings, read_count, read_flag
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
+from models.export.families.rotary_scaling import DECODER_TYPES
 from models.network.config import AttentionConfig
 
 
@@ -19,7 +20,7 @@ def read_layers(config: Settings) -> dict[str, Any]:
     """
     count = config["num_hidden_layers"]
     heads = llama.read_heads(config)
-    rotary = read_rotary(config, heads["head_width"], 10000.0)
+    rotary = read_rotary(config, heads["head_width"], 10000.0, types=DECODER_TYPES)
     causal = llama.is_causal(config)
     kinds = {FULL: AttentionConfig(rotary=rotary, causal=causal)}
     types = [FULL] * count

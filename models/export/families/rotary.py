@@ -4,29 +4,17 @@ transformers 5 writes `rope_parameters`, with a section per layer type if there 
 configs have `rope_scaling`, and the base in `rope_theta` or a field specific to the family.
 """
 
-import math
 from collections.abc import Iterable, Sequence
 
 from models.export.families import bert
-from models.export.families.family import Modules, Settings, read_count, read_number, tensors
+from models.export.families.family import Modules, Settings, read_number, tensors
+from models.export.families.rotary_scaling import scaled_rotary
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 from models.network.positions import Rotary
 
 # Layer types of transformers.
 FULL, SLIDING = "full_attention", "sliding_attention"
-# Fields of rotary parameters: those of all types, and those that each type needs besides.
-_SHARED = {"mixed_b", "partial_rotary_factor", "rope_theta", "rope_type", "type"}
-_LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor")
-_ORIGINAL = "original_max_position_embeddings"
-_FIELDS: dict[str, set[str]] = {
-    "default": set(),
-    "linear": {"factor"},
-    "llama3": {*_LLAMA3, _ORIGINAL},
-    "ntk": {"factor"},
-}
-# Supported types of transformers.
-_TYPES = ("default", "linear", "llama3")
 
 
 def read_rotary(
@@ -36,7 +24,7 @@ def read_rotary(
     *,
     name: str = "rope_theta",
     layer_type: str = "",
-    types: Sequence[str] = _TYPES,
+    types: Sequence[str] = ("default", "linear"),
 ) -> Rotary:
     """Return the rotary positions of a config.
 
@@ -47,7 +35,7 @@ def read_rotary(
         name: Field with the base in older configs.
         layer_type: Layer type whose section of `rope_parameters` is read; "": there are no
             sections.
-        types: Types that the family supports, in `_FIELDS`.
+        types: Types that the family supports; see `rotary_scaling`.
 
     Raises:
         CheckpointError: The config is invalid, or requires rotary positions that are not supported.
@@ -66,68 +54,13 @@ def read_rotary(
     base = read_number(config, name, default)
     base = read_number(current, "rope_theta", base)
     parameters = older or current
-    kind = parameters.get("rope_type", parameters.get("type", "default"))
     for field, supported in (("partial_rotary_factor", 1.0), ("mixed_b", None)):
         actual = parameters.get(field, config.get(field))
         if actual not in (supported, None):
             raise CheckpointError(
                 f"config.json: {field} is {actual!r}; only {supported} is supported"
             )
-    _check_kind(kind, parameters, types)
-    if kind == "default":
-        return Rotary(base)
-    if kind == "llama3":
-        return Rotary(base, _llama3_scales(config, parameters, base, head_width))
-    factor = read_number(parameters, "factor", 1)
-    if kind == "linear":
-        return Rotary(base, scale=factor)
-    # Static NTK scaling of Alibaba's GTE models: the angles do not depend on the length of a row.
-    return Rotary(base * factor, scale=factor ** (2 / head_width))
-
-
-def _check_kind(kind: object, parameters: Settings, types: Sequence[str]) -> None:
-    """Raise CheckpointError unless the type is supported and has its own fields only."""
-    if kind not in types:
-        raise CheckpointError(
-            f"config.json: rotary positions of the type {kind!r} are not supported; supported: "
-            f"{', '.join(types)}"
-        )
-    own = _FIELDS[str(kind)]
-    present = {field for field, value in parameters.items() if value is not None}
-    if unknown := present - own - _SHARED:
-        raise CheckpointError(
-            f"config.json: rotary positions of the type {kind!r} have the unsupported field "
-            f"{min(unknown)!r}"
-        )
-    if missing := own - present:
-        raise CheckpointError(
-            f"config.json: rotary positions of the type {kind!r} need a {min(missing)}"
-        )
-
-
-def _llama3_scales(
-    config: Settings, parameters: Settings, base: float, head_width: int
-) -> tuple[float, ...]:
-    """Return the divisor of each pair's angles in Llama 3.1's scaling, `K / 2`.
-
-    Angles that turn rarely within the length of pretraining are divided by the factor, those that
-    turn often are kept, and those between are interpolated.
-    Source: Grattafiori et al. 2024, arXiv:2407.21783.
-    """
-    factor, low, high = (read_number(parameters, field, 1) for field in _LLAMA3)
-    # As in transformers, the field of the whole config has priority.
-    source = parameters if config.get(_ORIGINAL) is None else config
-    length = read_count(source, _ORIGINAL, 1)
-    if not low < high:
-        raise CheckpointError(
-            f"config.json: high_freq_factor {high} must be greater than low_freq_factor {low}"
-        )
-    scales = []
-    for i in range(head_width // 2):
-        turns = length * base ** (-2 * i / head_width) / (2 * math.pi)
-        kept = min(max((turns - low) / (high - low), 0.0), 1.0)
-        scales.append(1 / (kept + (1 - kept) / factor))
-    return tuple(scales)
+    return scaled_rotary(base, parameters, config, head_width, types)
 
 
 def layers_of_types(

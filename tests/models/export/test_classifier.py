@@ -82,7 +82,7 @@ def test_last_layer_of_packed_rows_computes_first_tokens_alone(family: str, tmp_
     expected = [expected_logits(reference, row, own) for row, own in zip(rows, types, strict=True)]
     torch.testing.assert_close(logits, torch.stack(expected), rtol=1e-6, atol=1e-6)
     # Disentangled attention; the mean of all tokens' logits; the last token.
-    others = ("deberta-v2", "eurobert", "llama", "mistral", "qwen2", "qwen3")
+    others = ("deberta-v2", "eurobert", "llama", "ministral3", "mistral", "qwen2", "qwen3")
     is_partial = family not in others
     assert model.reads_first_tokens == is_partial
     assert sizes[-1] == (len(rows) if is_partial else sum(map(len, rows)))

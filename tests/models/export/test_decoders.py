@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from models.export.checkpoint import load
+from models.export.families.rotary import read_rotary
+from models.export.families.rotary_scaling import DECODER_TYPES
 from models.export.model_folder import CheckpointError
 from models.export.sentence_config import Overrides
+from models.network.positions import rotation
 from models.packing import pack
 from tests.models.checkpoints import (
     edit_json,
@@ -22,11 +27,18 @@ from tests.models.checkpoints import (
     write_json,
     write_modules,
 )
-from tests.models.export.test_families import LLAMA3, WINDOWS, rows
+from tests.models.export.test_families import LLAMA3, WINDOWS, YARN, rows
 
 BOTH = {"is_causal": False}
+ORIGINAL = "original_max_position_embeddings"
 ROWS = rows([1, 2, 9, 20, 36])
 PROJECTED = 12
+MINISTRAL = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "llama_4_scaling_beta": 0.1,
+}
 
 
 def save_nemotron(folder: Path, **changes: object) -> Any:  # noqa: ANN401
@@ -140,6 +152,43 @@ def test_nemotron_pools_as_its_config_says(pooling: str, tmp_path: Path) -> None
     assert load(tmp_path)[1].pooling == ({"avg": "mean"}.get(pooling, pooling),)
 
 
+def test_rows_of_ministral3_end_where_transformers_scales_queries(tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "ministral3", rope_parameters=MINISTRAL, pooling="avg")
+    model, config = load(tmp_path)
+    assert (config.max_tokens, config.pooling) == (16, ("mean",))
+    row = ROWS[-1][:20]
+    expected = token_vectors(reference, row)
+    actual = model.encoder(torch.tensor([row]))[0]
+    torch.testing.assert_close(actual[:16], expected[:16], rtol=1e-5, atol=1e-5)
+    assert (actual[16:] - expected[16:]).abs().max() > 1e-3
+
+
+# Llama 3.1 and 3.2, and the default of Ministral 3 in transformers.
+@pytest.mark.parametrize(
+    "published",
+    [
+        {**LLAMA3, "rope_theta": 5e5, "high_freq_factor": 4.0, "factor": factor, ORIGINAL: 8192}
+        for factor in (8.0, 32.0)
+    ]
+    + [
+        {**YARN, "rope_theta": 1e6, "factor": 16.0, ORIGINAL: 16384, **betas}
+        for betas in ({"beta_fast": 32.0, "beta_slow": 1.0}, {"beta_fast": None})
+    ],
+)
+def test_angles_of_published_models_equal_transformers(published: dict[str, Any]) -> None:
+    config = transformers.LlamaConfig(head_dim=128, rope_parameters=dict(published))
+    angles, amplitude = ROPE_INIT_FUNCTIONS[published["rope_type"]](config)
+    positions = torch.tensor([0.0, 1.0, 7.0, 100.0])
+    expected = positions[:, None, None] * angles
+    rotary = read_rotary({"rope_parameters": published}, 128, 1e4, types=DECODER_TYPES)
+    actual = rotation(positions, rotary, 128, torch.float32)
+    torch.testing.assert_close(actual.cos, expected.cos() * amplitude, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(actual.sin, expected.sin() * amplitude, rtol=1e-5, atol=1e-5)
+    scaling = {name: value for name, value in published.items() if name != "rope_theta"}
+    older = {"rope_scaling": scaling, "rope_theta": published["rope_theta"]}
+    assert read_rotary(older, 128, 1e4, types=DECODER_TYPES) == rotary
+
+
 @pytest.mark.parametrize("pooling", ["avg", "last"])
 @pytest.mark.parametrize("labels", [1, 3])
 def test_nemotron_reranker_scores_the_pooled_vector(
@@ -233,7 +282,6 @@ def test_rotary_frequencies_in_older_files_are_ignored(tmp_path: Path) -> None:
 
 
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 9.0, "factor": 2.0}
-YARN = {**DYNAMIC, "rope_type": "yarn", "original_max_position_embeddings": 8}
 LOOK_ALIKES: list[tuple[Save, dict[str, object], str]] = [
     # Another mask.
     (save_nemotron, {"is_causal": True}, "is_causal is True; only False is supported"),
@@ -264,7 +312,24 @@ LOOK_ALIKES: list[tuple[Save, dict[str, object], str]] = [
     (save_pplx, {"per_layer_config": [{}]}, "per_layer_config is .*; only None is supported"),
     # Other rotary positions.
     (save_nemotron, {"rope_parameters": DYNAMIC}, "of the type 'dynamic' are not supported"),
-    (save_pplx, {"rope_parameters": YARN}, "of the type 'yarn' are not supported; supported: def"),
+    (save_pplx, {"rope_parameters": {**DYNAMIC, "type": "dynamic"}}, "supported: default, linear"),
+    (
+        save_pplx,
+        {"rope_parameters": MINISTRAL},
+        "of the type 'yarn' have the unsupported field 'llama_4_scaling_beta'",
+    ),
+    (
+        save_pplx,
+        {"rope_parameters": {**YARN, "rope_theta": 1.0}},
+        "rope_theta is 1.0; it must be",
+    ),
+    (save_pplx, {"rope_parameters": {**YARN, "truncate": 1}}, "truncate has the invalid value 1"),
+    (save_pplx, {"rope_parameters": {**YARN, "beta_fast": -1}}, "beta_fast has the invalid value"),
+    (
+        lambda folder: save_checkpoint(folder, "ministral3"),
+        {"rope_parameters": YARN},
+        "rope_parameters must be an object with llama_4_scaling_beta",
+    ),
     (save_nemotron, {"rope_parameters": {**LLAMA3, "factor": None}}, "'llama3' need a factor"),
     (
         save_nemotron,

@@ -34,6 +34,15 @@ LLAMA3: dict[str, object] = {
     "high_freq_factor": 2.0,
     "original_max_position_embeddings": 64,
 }
+# As for LLAMA3, some pairs are kept, some are interpolated, and some are slowed down.
+YARN: dict[str, object] = {
+    "rope_type": "yarn",
+    "rope_theta": 300.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 4.0,
+    "beta_slow": 0.5,
+}
 ALL_BIASES: dict[str, object] = {"attention_bias": True, "mlp_bias": True, "norm_bias": True}
 CASES: list[tuple[str, dict[str, object]]] = [
     *((family, {}) for family in CONFIGS),
@@ -82,6 +91,12 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("llama", {"is_causal": False}),
     ("llama", {"head_dim": 16, "rope_parameters": LLAMA3}),
     ("llama", {"head_dim": 16, "rope_parameters": LLAMA3, "is_causal": False}),
+    ("llama", {"head_dim": 16, "rope_parameters": YARN}),
+    ("llama", {"head_dim": 16, "rope_parameters": {**YARN, "attention_factor": 1.7}}),
+    ("llama", {"head_dim": 16, "rope_parameters": {**YARN, "truncate": False}}),
+    ("qwen3", {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.3}}),
+    ("ministral3", {"is_causal": False, "sliding_window": 7}),
+    ("ministral3", {"num_key_value_heads": 1, "hidden_act": "gelu"}),
     ("mistral", {"sliding_window": None, "num_key_value_heads": 1}),
     ("mistral", {"sliding_window": 3, "head_dim": 10}),
     ("mistral", {"is_causal": False}),
@@ -338,7 +353,7 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         (
             "gte",
             {"rope_parameters": {"rope_type": "ntk", "factor": 2.0}},
-            "of the type 'ntk' are not supported; supported: default, linear, llama3",
+            "of the type 'ntk' are not supported; supported: default, linear",
         ),
         (
             "gte",
