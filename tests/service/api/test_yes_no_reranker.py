@@ -15,7 +15,7 @@ from models.export.exporter import export
 from models.export.int8.quality import check_outputs
 from models.export.model_folder import CheckpointError
 from models.export.sentence_config import Overrides
-from models.export.sources import resolve
+from models.export.sources import CheckpointSource
 from tests.conftest import Export
 from tests.models.export.yes_no import INSTRUCTION, SUFFIX, published_logits, save_reranker
 from tests.service.api.conftest import client_of
@@ -32,13 +32,14 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def yes_no(exported: Export) -> Artifact:
-    """A Qwen3 as Qwen3-Reranker is published, with the instruction "cats" of the user."""
+    """A Qwen3 from the hub, named as Qwen3-Reranker is, with the instruction "cats"."""
 
     def write(out: Path) -> None:
         model = out.with_name("model")
         save_reranker(model, "tied")
-        overrides = Overrides(pair_template="qwen3-reranker", prompts={"cats": CATS})
-        export(resolve(str(model)), out, overrides=overrides)
+        hub_id = "Qwen/Qwen3-Reranker-0.6B"
+        source = CheckpointSource(model, hub_id, hub_id, revision="0" * 40)
+        export(source, out, overrides=Overrides(prompts={"cats": CATS}))
 
     return exported("yes-no", write)
 
