@@ -1,4 +1,4 @@
-"""Engines: runtimes that execute an artifact's ONNX graph on packed batches. Torch-free.
+"""Engines: runtimes that execute an artifact's ONNX graph or table on packed batches. Torch-free.
 
 `ENGINES` lists the engines with their precisions, availability checks and constructors.
 `outputs.OUTPUTS` lists the outputs of a graph with the bounds of the self-check.
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, ArtifactError, Check, Graph, Output
-from models.engines import with_onnxruntime, with_openvino
+from models.artifact import TABLE_ENGINE, Artifact, ArtifactError, Check, Graph, Output
+from models.engines import with_numpy, with_onnxruntime, with_openvino
 from models.engines.cpus import available_cpus
 from models.engines.engine import (
     BatchSizes,
@@ -102,6 +102,7 @@ ENGINES: dict[str, EngineSpec] = {
         with_openvino.open_on_cpu,
         frozenset({"Loop", "Scan"}),
     ),
+    TABLE_ENGINE: EngineSpec("cpu", {"float32": "float32"}, lambda _: None, with_numpy.open_table),
 }
 
 
@@ -134,8 +135,10 @@ def open_engine(
     name = select_engine(artifact, name, precision)
     graph = graph_of(artifact, name, precision)
     weights = artifact.verify(graph.weights)
-    _check_graph(graph, artifact.read(graph.file))
-    file = GraphFile(artifact.path / graph.file, weights.stat().st_size)
+    if graph.engine != TABLE_ENGINE:
+        _check_graph(graph, artifact.read(graph.file))
+    table_shape = artifact.manifest.vocab_size, artifact.manifest.width
+    file = GraphFile(artifact.path / graph.file, weights.stat().st_size, table_shape)
     hardware = Hardware(threads or available_cpus(), gpu, cpu_runs or CpuRuns())
     try:
         return ENGINES[name].open(file, precision, hardware)
@@ -220,6 +223,11 @@ def _unusable(name: str, precision: Precision, artifact: Artifact | None) -> str
     if artifact is not None and (name, dtype) not in {
         (graph.engine, graph.dtype) for graph in artifact.manifest.graphs
     }:
+        if artifact.manifest.is_static:
+            return (
+                f"the artifact {artifact.path.name} is a static model, which runs on the engine "
+                f"{TABLE_ENGINE} in float32"
+            )
         options = _EXPORT_OPTIONS.get(dtype, f"--target {spec.target} --dtype {dtype}")
         return (
             f"the artifact {artifact.path.name} has no graph for {name} in {dtype}; "

@@ -145,7 +145,8 @@ async def open_model(
     max_cost = options.max_cost or engine.batches.max_tokens
     # On GPUs, attention windows are masks: all pairs of tokens are computed.
     windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
-    attention_cost = AttentionCost(windows, artifact.manifest.hidden_size)
+    hidden_size, padding_cost = artifact.manifest.hidden_size, engine.batches.padding_cost
+    attention_cost = AttentionCost(windows, hidden_size, padding_cost)
     graph = graph_of(artifact, engine.name, engine.precision)
     identity = identity_of(artifact, engine.name, engine.precision)
     if engine.target == "cuda":
