@@ -208,9 +208,10 @@ class TokenRules:
 
     def retained(self, ids: Sequence[int]) -> Sequence[int]:
         """Return token ids without those that are dropped."""
-        if not any(token in ids for token in self.dropped):  # nearly always
-            return ids
-        return [token for token in ids if token not in self.dropped]
+        for dropped in self.dropped:
+            if dropped in ids:  # seldom
+                ids = [token for token in ids if token != dropped]
+        return ids
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -207,7 +207,9 @@ def select_engine(artifact: Artifact | None, name: str, precision: Precision) ->
     if name != "auto" and name not in ENGINES:
         raise EngineError(f"unknown engine {name!r}; engines: auto, {', '.join(ENGINES)}")
     reasons: list[str] = []
-    for candidate in ENGINES if name == "auto" else (name,):
+    is_static = artifact is not None and artifact.manifest.is_static
+    usual = [own for own in ENGINES if (own == TABLE_ENGINE) == is_static]
+    for candidate in usual if name == "auto" else (name,):
         reason = _unusable(candidate, precision, artifact)
         if reason is None:
             return candidate
@@ -220,14 +222,15 @@ def _unusable(name: str, precision: Precision, artifact: Artifact | None) -> str
     if precision not in spec.precisions:
         return f"it supports only {', '.join(spec.precisions)}"
     dtype = spec.precisions[precision]
+    if artifact is not None and (name == TABLE_ENGINE) != artifact.manifest.is_static:
+        kind = "a static model" if artifact.manifest.is_static else "no static model"
+        return (
+            f"the artifact {artifact.path.name} is {kind}, and static models alone run on "
+            f"{TABLE_ENGINE}; choose the engine auto"
+        )
     if artifact is not None and (name, dtype) not in {
         (graph.engine, graph.dtype) for graph in artifact.manifest.graphs
     }:
-        if artifact.manifest.is_static:
-            return (
-                f"the artifact {artifact.path.name} is a static model, which runs on the engine "
-                f"{TABLE_ENGINE} in float32"
-            )
         options = _EXPORT_OPTIONS.get(dtype, f"--target {spec.target} --dtype {dtype}")
         return (
             f"the artifact {artifact.path.name} has no graph for {name} in {dtype}; "

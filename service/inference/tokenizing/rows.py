@@ -83,18 +83,6 @@ class TokenizedText:
     baseline: Mapping[str, Sequence[int]]
 
 
-def drop_tokens(row: Row, rules: TokenRules) -> Row:
-    """Return the row without the tokens that the rules drop."""
-    ids = rules.retained(row.ids)
-    if len(ids) == len(row.ids):  # nearly always
-        return row
-    offsets = row.offsets
-    if offsets is not None:
-        pairs = zip(row.ids, offsets, strict=True)
-        offsets = [span for token, span in pairs if token not in rules.dropped]
-    return replace(row, ids=ids, offsets=offsets)
-
-
 def fill_row(row: Row, rules: TokenRules) -> Row:
     """Return the row, with filler tokens up to the minimum length of the rules."""
     missing = rules.min_tokens - len(row.ids)

@@ -16,15 +16,7 @@ from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.tokenizing.encodings import TextEncodings, outer_span, slices, spans_of
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits, PairTokenizer
-from service.inference.tokenizing.rows import (
-    NO_PROMPT,
-    Prompt,
-    Row,
-    Span,
-    TokenizedText,
-    drop_tokens,
-    fill_row,
-)
+from service.inference.tokenizing.rows import NO_PROMPT, Prompt, Row, Span, TokenizedText, fill_row
 from service.inference.tokenizing.shared_tokenizers import (
     invalid_tokenizer_errors,
     shared_tokenizer,
@@ -548,17 +540,20 @@ class TextTokenizer:
                 with_special=not rules.looks_up,
             )
             for encoding, lost_chars in zip(encodings, is_cut, strict=True):
+                ids: Sequence[int] = encoding.ids
+                spans = spans_of(encoding, len(prompt.text)) if with_offsets else None
+                if rules.dropped:
+                    if spans:
+                        pairs = zip(spans, ids, strict=True)
+                        spans = [span for span, token in pairs if token not in rules.dropped]
+                    ids = rules.retained(ids)
                 row = Row(
-                    encoding.ids,
+                    ids,
                     bool(encoding.overflowing) or lost_chars,
-                    prompt.tokens,
-                    prompt.adapter,
-                    spans_of(encoding, len(prompt.text)) if with_offsets else None,
+                    *(prompt.tokens, prompt.adapter, spans),
                     is_looked_up=rules.looks_up,
                 )
-                if rules.dropped:
-                    row = drop_tokens(row, rules)
-                if rules.min_tokens:
+                if len(ids) < rules.min_tokens:
                     row = fill_row(row, rules)
                 if row.truncated or len(row.ids) - row.unattended <= prompt.tokens:
                     self._check_row(row, len(encoded), on_overflow, rules)
