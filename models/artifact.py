@@ -190,6 +190,9 @@ class TokenRules:
         first: Position of the first token with a vector in the result.
         unweighted: Ids of tokens without a weight in the result.
         dropped: Ids of tokens that are removed from a row after its truncation.
+        pool_factor: Number of vectors that are pooled into one, on average; 1: none.
+        protected: Number of leading vectors that are not pooled.
+        normalizes_pooled: Whether vectors are scaled to unit length after pooling.
         max_chars: Number of characters, prompt included, to which a text is truncated at its end
             before it is tokenised; None: no limit.
     """
@@ -204,6 +207,9 @@ class TokenRules:
     first: Annotated[int, within(0, 1000)] = 0
     unweighted: tuple[_TokenId, ...] = ()
     dropped: tuple[_TokenId, ...] = ()
+    pool_factor: Annotated[float, within(1, 2**20)] = 1.0
+    protected: _Count = 0
+    normalizes_pooled: bool = False
     max_chars: _Size | None = None
 
     def retained(self, ids: Sequence[int]) -> Sequence[int]:
@@ -285,6 +291,11 @@ class Manifest:
     def is_static(self) -> bool:
         """Whether vectors are means of the rows of a table, without a network."""
         return any(graph.engine == TABLE_ENGINE for graph in self.graphs)
+
+    @property
+    def pools_tokens(self) -> bool:
+        """Whether a vector of a multi-vector can stand for several tokens."""
+        return any(rules.pool_factor > 1 for rules in self.token_rules.values())
 
 
 @dataclass(frozen=True)

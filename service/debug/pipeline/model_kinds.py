@@ -25,7 +25,7 @@ KIND_NAMES: Mapping[ModelKind, str] = {
 
 def kind_of(manifest: Manifest) -> ModelKind | None:
     """Return the kind of a model; None if its outputs have no gradient routes."""
-    if manifest.is_static:
+    if manifest.is_static or manifest.pools_tokens:
         return None
     match manifest.outputs:
         case ("pooled", *_):
@@ -48,12 +48,18 @@ def kind_for(path: str, kinds: Collection[ModelKind], manifest: Manifest) -> Mod
         manifest: Manifest of the model.
 
     Raises:
-        InvalidInput: The route is for other kinds of models, or the model is static.
+        InvalidInput: The route is for other kinds of models, or the model is static or pools
+            tokens.
     """
     if manifest.is_static:
         raise InvalidInput(
             f"the model {manifest.name} is static: it has no network, and so no gradients; "
             "explain of /score gives the exact share of each token",
+            code="wrong_model",
+        )
+    if manifest.pools_tokens:
+        raise InvalidInput(
+            f"the model {manifest.name} pools the vectors of tokens, which has no gradients here",
             code="wrong_model",
         )
     kind = kind_of(manifest)

@@ -45,6 +45,7 @@ from service.inference.model.model import Model
 from service.inference.results.loaded_model import BatchItem, run_batch, sealed
 from service.inference.results.metrics import InferenceMetrics, ModelMetrics
 from service.inference.results.query_table import read_query_weights
+from service.inference.results.token_pooling import check_poolable
 from service.inference.results.vectors import RowResults, Vectors
 from service.inference.tokenizing.executor import BoundedExecutor
 from service.inference.tokenizing.rows import Row
@@ -132,7 +133,8 @@ async def open_model(
 
     Raises:
         ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
-        EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
+        EngineError: The engine is unknown or unavailable on this machine, or fails the self-check;
+            or the model pools tokens, and scipy is not installed.
     """
     cache = cache or ResultCache(options.cache_bytes)
     devices = devices or Devices()
@@ -217,6 +219,7 @@ def _open(
     """Return the parts of a model."""
     artifact = Artifact.load(path)
     artifact.check()  # parsed here, not in the event loop
+    check_poolable(artifact.manifest)
     tokenizer = TextTokenizer(artifact, options.max_chars, options.max_whole_chars)
     query_weights = read_query_weights(artifact)
     calibration = read_calibration(artifact)
