@@ -547,10 +547,13 @@ class TextTokenizer:
                         pairs = zip(spans, ids, strict=True)
                         spans = [span for span, token in pairs if token not in rules.dropped]
                     ids = rules.retained(ids)
+                is_truncated = lost_chars or bool(encoding.overflowing)
                 row = Row(
                     ids,
-                    bool(encoding.overflowing) or lost_chars,
-                    *(prompt.tokens, prompt.adapter, spans),
+                    is_truncated,
+                    prompt.tokens,
+                    prompt.adapter,
+                    spans,
                     is_looked_up=rules.looks_up,
                 )
                 if len(ids) < rules.min_tokens:
