@@ -9,6 +9,7 @@ programs on the machine hardly change.
 
 import argparse
 import asyncio
+import gc
 import os
 import random
 import statistics
@@ -65,6 +66,8 @@ async def _in_process(artifact: Path, oracle: StaticModel, rounds: int) -> None:
     draw = random.Random(7)  # noqa: S311 - not for secrets
     texts = [random_text(draw, draw.randint(4, 12)) for _ in range(16_384)]
     async with await vitrine.open_model(artifact) as model:
+        gc.collect()
+        gc.freeze()  # as the server does; otherwise objects of the export are searched for garbage
         for size in (256, 1024, 4096):
             parts = [texts[start : start + size] for start in range(0, len(texts), size)]
             seconds: dict[str, list[float]] = {"Vitrine": [], "Model2Vec": [], "tokenizer": []}

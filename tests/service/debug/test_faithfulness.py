@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import spearmanr  # type: ignore[import-untyped]
+from scipy.stats import spearmanr
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from starlette.testclient import TestClient
 from transformers import AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification
