@@ -6,6 +6,7 @@
     tokenizer.json    tokenizer, without truncation and padding
     check.json        inputs of the self-check, their token ids, and PyTorch's vectors for them
     query_weights.npy weights of queries, of a sparse model that only looks them up (optional)
+    embeddings.npy    vector of each token, of a static model, which has no graph
     calibration.json  ranges of the vectors' dimensions, for quantised vectors (optional)
     source/           weights and config of the reference model, for gradients (optional)
 
@@ -24,7 +25,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -42,8 +43,12 @@ MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 CHECK = "check.json"
 QUERY_WEIGHTS = "query_weights.npy"
+EMBEDDINGS = "embeddings.npy"
 CALIBRATION = "calibration.json"
 SOURCE = "source"
+
+# Engine of static models, whose vectors are means of the rows of a table, without a network.
+TABLE_ENGINE = "numpy"
 
 # Names of the outputs of graphs. From "weights", one weight per token, the service computes sparse
 # vectors.
@@ -142,25 +147,26 @@ class Quality:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """One ONNX file of an artifact.
+    """One ONNX file of an artifact, or the table of a static model.
 
     Attributes:
         file: File name in the directory.
-        weights: Name of the file with the graph's weights, in the same directory.
+        weights: Name of the file with the graph's weights, in the same directory; of a table, the
+            same as `file`.
         engine: Name of the engine that runs the graph, in `models.engines.ENGINES`.
         dtype: Dtype of the weights, "float32", "float16" or "int8".
-        opset: Opset version of the default ONNX domain.
+        opset: Opset version of the default ONNX domain; None for a table.
         parity: Worst agreement with PyTorch, measured at export: the fields `worst_cosine`,
             `worst_norm` and `max_abs` of `models.export.parity.Parity`. None if the engine was
             not usable, and for int8.
         quality: Quality measured at export, for int8; else None.
     """
 
-    file: Annotated[_Name, form(r".+\.onnx", "that ends with .onnx")]
+    file: Annotated[_Name, form(r".+\.(onnx|npy)", "that ends with .onnx or .npy")]
     weights: _Name
     engine: _Name
     dtype: Annotated[str, form("float32|float16|int8", "of float32, float16 and int8")]
-    opset: Annotated[int, within(1, 1000)]
+    opset: Annotated[int, within(1, 1000)] | None
     parity: Mapping[_Measure, Number] | None
     quality: Quality | None = None
 
@@ -169,7 +175,8 @@ class Graph:
 class TokenRules:
     """Rules for the tokens of one kind of text: queries, documents or others.
 
-    Only models with a vector or a weight per token, or with looked-up queries, have rules.
+    Models with a vector or a weight per token, with looked-up queries, and static models have
+    rules.
 
     Attributes:
         max_tokens: Maximum length in tokens, special tokens included.
@@ -182,6 +189,12 @@ class TokenRules:
         kept: Ids of the only tokens with a vector in the result; empty: all that are not skipped.
         first: Position of the first token with a vector in the result.
         unweighted: Ids of tokens without a weight in the result.
+        dropped: Ids of tokens that are removed from a row after its truncation.
+        pool_factor: Number of vectors that are pooled into one, on average; 1: none.
+        protected: Number of leading vectors that are not pooled.
+        normalizes_pooled: Whether vectors are scaled to unit length after pooling.
+        max_chars: Number of characters, prompt included, to which a text is truncated at its end
+            before it is tokenised; None: no limit.
     """
 
     max_tokens: _Tokens
@@ -193,6 +206,18 @@ class TokenRules:
     kept: tuple[_TokenId, ...] = ()
     first: Annotated[int, within(0, 1000)] = 0
     unweighted: tuple[_TokenId, ...] = ()
+    dropped: tuple[_TokenId, ...] = ()
+    pool_factor: Annotated[float, within(1, 2**20)] = 1.0
+    protected: _Count = 0
+    normalizes_pooled: bool = False
+    max_chars: _Size | None = None
+
+    def retained(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return token ids without those that are dropped."""
+        for dropped in self.dropped:
+            if dropped in ids:  # seldom
+                ids = [token for token in ids if token != dropped]
+        return ids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,7 +296,7 @@ class Manifest:
         adapters: Names of the adapters, in the order of their indices. An adapter applies to inputs
             with the prompt of the same name.
         token_rules: Rules for tokens by prompt name, "query" or "document"; the name "" stands for
-            all others. Empty for models with one vector per text, all from the graph.
+            all others. Empty for models with one vector per text, all from an ONNX graph.
         graphs: Descriptions of the ONNX files.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.
@@ -307,6 +332,16 @@ class Manifest:
     files: Mapping[Annotated[str, length(1, 1024)], _Sha256]
     versions: Mapping[_Text, _Text]
     pair_template: PairTemplate | None = None
+
+    @property
+    def is_static(self) -> bool:
+        """Whether vectors are means of the rows of a table, without a network."""
+        return any(graph.engine == TABLE_ENGINE for graph in self.graphs)
+
+    @property
+    def pools_tokens(self) -> bool:
+        """Whether a vector of a multi-vector can stand for several tokens."""
+        return any(rules.pool_factor > 1 for rules in self.token_rules.values())
 
 
 @dataclass(frozen=True)

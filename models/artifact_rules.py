@@ -68,7 +68,10 @@ _MANIFEST_RULES: _Rules = (
         lambda m: all(
             token < m.vocab_size
             for rules in m.token_rules.values()
-            for token in (rules.filler, *rules.skipped, *rules.kept, *rules.unweighted)
+            for token in (
+                *(rules.filler, *rules.skipped, *rules.kept),
+                *(*rules.unweighted, *rules.dropped),
+            )
         ),
     ),
     (
@@ -90,6 +93,10 @@ _MANIFEST_RULES: _Rules = (
     (
         "graphs must name files of the artifact",
         lambda m: {name for own in m.graphs for name in (own.file, own.weights)} <= m.files.keys(),
+    ),
+    (
+        "graphs of the engine numpy, and no others, must have one file",
+        lambda m: all((own.engine == "numpy") == (own.file == own.weights) for own in m.graphs),
     ),
     (
         "graphs: quality must describe each output of an int8 graph, and no other graph",

@@ -1,4 +1,4 @@
-"""Engines: runtimes that execute an artifact's ONNX graph on packed batches. Torch-free.
+"""Engines: runtimes that execute an artifact's ONNX graph or table on packed batches. Torch-free.
 
 `ENGINES` lists the engines with their precisions, availability checks and constructors.
 `outputs.OUTPUTS` lists the outputs of a graph with the bounds of the self-check.
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, ArtifactError, Check, Graph, Output
-from models.engines import with_onnxruntime, with_openvino
+from models.artifact import TABLE_ENGINE, Artifact, ArtifactError, Check, Graph, Output
+from models.engines import with_numpy, with_onnxruntime, with_openvino
 from models.engines.cpus import available_cpus
 from models.engines.engine import (
     BatchSizes,
@@ -102,6 +102,7 @@ ENGINES: dict[str, EngineSpec] = {
         with_openvino.open_on_cpu,
         frozenset({"Loop", "Scan"}),
     ),
+    TABLE_ENGINE: EngineSpec("cpu", {"float32": "float32"}, lambda _: None, with_numpy.open_table),
 }
 
 
@@ -134,8 +135,10 @@ def open_engine(
     name = select_engine(artifact, name, precision)
     graph = graph_of(artifact, name, precision)
     weights = artifact.verify(graph.weights)
-    _check_graph(graph, artifact.read(graph.file))
-    file = GraphFile(artifact.path / graph.file, weights.stat().st_size)
+    if graph.engine != TABLE_ENGINE:
+        _check_graph(graph, artifact.read(graph.file))
+    table_shape = artifact.manifest.vocab_size, artifact.manifest.width
+    file = GraphFile(artifact.path / graph.file, weights.stat().st_size, table_shape)
     hardware = Hardware(threads or available_cpus(), gpu, cpu_runs or CpuRuns())
     try:
         return ENGINES[name].open(file, precision, hardware)
@@ -204,7 +207,9 @@ def select_engine(artifact: Artifact | None, name: str, precision: Precision) ->
     if name != "auto" and name not in ENGINES:
         raise EngineError(f"unknown engine {name!r}; engines: auto, {', '.join(ENGINES)}")
     reasons: list[str] = []
-    for candidate in ENGINES if name == "auto" else (name,):
+    is_static = artifact is not None and artifact.manifest.is_static
+    usual = [own for own in ENGINES if (own == TABLE_ENGINE) == is_static]
+    for candidate in usual if name == "auto" else (name,):
         reason = _unusable(candidate, precision, artifact)
         if reason is None:
             return candidate
@@ -217,6 +222,12 @@ def _unusable(name: str, precision: Precision, artifact: Artifact | None) -> str
     if precision not in spec.precisions:
         return f"it supports only {', '.join(spec.precisions)}"
     dtype = spec.precisions[precision]
+    if artifact is not None and (name == TABLE_ENGINE) != artifact.manifest.is_static:
+        kind = "a static model" if artifact.manifest.is_static else "no static model"
+        return (
+            f"the artifact {artifact.path.name} is {kind}, and static models alone run on "
+            f"{TABLE_ENGINE}; choose the engine auto"
+        )
     if artifact is not None and (name, dtype) not in {
         (graph.engine, graph.dtype) for graph in artifact.manifest.graphs
     }:

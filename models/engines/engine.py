@@ -25,15 +25,17 @@ class EngineError(Exception):
 
 @dataclass(frozen=True)
 class GraphFile:
-    """An ONNX file whose SHA-256 was verified.
+    """An ONNX file or a table whose SHA-256 was verified.
 
     Attributes:
-        path: Path of the file. The weights are in another file of the same directory.
+        path: Path of the file. The weights of a graph are in another file of the same directory.
         weight_bytes: Size of the weights, in bytes.
+        table_shape: Vocabulary size and width of the model, the shape of a table.
     """
 
     path: Path
     weight_bytes: int
+    table_shape: tuple[int, int]
 
 
 class CpuRuns:
@@ -93,11 +95,13 @@ class BatchSizes:
         max_tokens: Batch size at which throughput saturates.
         min_split_tokens: Minimum batch size when queued tokens are split among the streams.
         fixed_cost: Fixed cost of a batch, as the number of tokens that take the same time.
+        padding_cost: Cost of a position of the padded batch, as a part of a token's.
     """
 
     max_tokens: int
     min_split_tokens: int
     fixed_cost: int
+    padding_cost: float = 0.0
 
     @property
     def long_row(self) -> int:

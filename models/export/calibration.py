@@ -192,7 +192,10 @@ def text_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) ->
     adapter = manifest.adapters.index(name) if name in manifest.adapters else NO_ADAPTER
     encodings = tokenizer.encode_batch([prompt + text for text in texts])
     # The service refuses texts without tokens.
+    rows: list[Sequence[int]]
     rows = [encoding.ids for encoding in encodings if len(encoding.ids) > skipped]
+    if (rules := manifest.token_rules.get("")) is not None:
+        rows = [own for row in rows if (own := rules.retained(row))]
     return TextRows(rows, skipped, adapter)
 
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from models.artifact import (
     CALIBRATION,
+    EMBEDDINGS,
     QUERY_WEIGHTS,
     SOURCE,
     TOKENIZER,
@@ -39,6 +40,7 @@ from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.pair_template import template_of_hub
 from models.export.parity import (
+    Case,
     Parity,
     adapters_in_turn,
     measure_parity,
@@ -49,6 +51,8 @@ from models.export.parity import (
 from models.export.query_table import QueryTable, read_query_table
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import CheckpointSource
+from models.export.static import is_static, read_static
+from models.export.static_artifact import static_cases, static_check, static_manifest
 from models.export.token_rules import hybrid_rules, token_rules
 from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
@@ -116,7 +120,7 @@ def export(
         CheckpointError: The model is invalid or unsupported, or has no output "pooled" to
             calibrate, or an output whose quality in int8 is not measured.
         ArtifactError: `out` already exists, or `dtype` is "float16" and `target` is "cpu", or there
-            are too few texts that calibrate.
+            are too few texts that calibrate, or a static model has another target or precision.
         EngineError: The vectors of a graph differ from PyTorch's beyond the bounds in
             `models.engines.OUTPUTS`, or the quality of the int8 graph is below its bounds, or int8
             is not usable on this machine.
@@ -130,6 +134,8 @@ def export(
     started = time.monotonic()
     report(f"Reading {source.name}")
     files = ModelFolder(source.folder)
+    if is_static(files):
+        return _export_static(source, files, out, dtypes, overrides, texts, int8, report)
     model, config = load(files, _with_template(overrides, files, source.source), report)
     if texts is not None and not int8:
         _check_has_pooled(source.name, config)
@@ -157,16 +163,53 @@ def export(
         cases = reference_cases(model, config.max_tokens, check)
         del model  # frees memory for the engines; gc frees the exporter's reference cycles
         gc.collect()
-        parity: list[Parity] = []
-        for graph in graphs:
-            precision: Precision = "float32" if graph.dtype == "float32" else "float16"
-            if ENGINES[graph.engine].unusable(precision) is None:
-                report(f"Comparing the graph for {graph.engine} with PyTorch")
-                parity += measure_parity(cases, Artifact.load(folder), graph.engine, precision)
+        parity = _compare(cases, graphs, folder, report)
         manifest = replace(manifest, graphs=tuple(_with_parity(g, parity) for g in graphs))
         write_manifest(folder, manifest)
         manifest = _calibrated(Artifact(folder, manifest), tokenizer, texts, int8, report)
     report(f"Wrote {out} in {time.monotonic() - started:.0f} s")
+    return Artifact(out, manifest), parity
+
+
+def _compare(
+    cases: Sequence[Case], graphs: Sequence[Graph], folder: Path, report: Callable[[str], None]
+) -> list[Parity]:
+    """Compare the graphs with PyTorch whose engines are usable on this machine."""
+    parity: list[Parity] = []
+    for graph in graphs:
+        precision: Precision = "float32" if graph.dtype == "float32" else "float16"
+        if ENGINES[graph.engine].unusable(precision) is None:
+            report(f"Comparing the graph for {graph.engine} with PyTorch")
+            parity += measure_parity(cases, Artifact.load(folder), graph.engine, precision)
+    return parity
+
+
+def _export_static(
+    source: CheckpointSource,
+    files: ModelFolder,
+    out: Path,
+    dtypes: Mapping[str, Precision],
+    overrides: Overrides,
+    texts: Sequence[str] | None,
+    int8: QualityBounds | None,
+    report: Callable[[str], None],
+) -> tuple[Artifact, list[Parity]]:
+    """Write the artifact of a static model; see `export`. It has no source: it has no gradients."""
+    if int8 or dtypes.keys() != {"cpu"}:
+        raise ArtifactError("a static model has no network: it is exported in float32, for CPUs")
+    model = read_static(files, overrides)
+    with writing(out) as folder:
+        model.tokenizer.save(str(folder / TOKENIZER))
+        np.save(folder / EMBEDDINGS, model.table.numpy())
+        check = static_check(model, _CHECK_TEXTS, _MAX_CHECK_TOKENS)
+        write_check(folder, check)
+        manifest = static_manifest(source, files, model, hashes(folder), VERSIONS)
+        write_manifest(folder, manifest)
+        parity = _compare(static_cases(model, check), manifest.graphs, folder, report)
+        manifest = replace(manifest, graphs=(_with_parity(manifest.graphs[0], parity),))
+        write_manifest(folder, manifest)
+        manifest = _calibrated(Artifact(folder, manifest), model.tokenizer, texts, None, report)
+    report(f"Wrote {out}")
     return Artifact(out, manifest), parity
 
 

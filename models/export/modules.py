@@ -21,6 +21,8 @@ SPLADE = "SpladePooling"
 LOGIT_SCORE = "LogitScore"
 # The module that selects the tokens with a multi-vector.
 MULTI_VECTOR_MASK = "MultiVectorMask"
+# The module that pools the vectors of tokens, after all others.
+TOKEN_POOLING = "HierarchicalTokenPooling"  # noqa: S105
 # Type of PyLate's module for a dense layer.
 _DENSE_OF_PYLATE = "pylate.models.Dense.Dense"
 # Type of Jina v3's custom Transformer module, which passes the task to the encoder.
@@ -158,7 +160,8 @@ def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
         raise CheckpointError(
             f"modules.json lists {' -> '.join(kinds)}; supported: Transformer -> {SPLADE} or "
             f"{LOGIT_SCORE}; Transformer -> Pooling, then any of {', '.join(_HEADS)}; or "
-            f"Transformer, then Dense, {MULTI_VECTOR_MASK} and Normalize for multi-vectors"
+            f"Transformer, then Dense, {MULTI_VECTOR_MASK}, Normalize and {TOKEN_POOLING} for "
+            "multi-vectors"
         )
     return modules
 
@@ -175,7 +178,8 @@ def _listed_modules(folder: ModelFolder) -> list[tuple[str, str]]:
 
 def _is_multi_vector(kinds: Sequence[str]) -> bool:
     dense = [kind for kind in kinds[1:] if kind == "Dense"]
-    last = list(kinds[1 + len(dense) :])
+    kinds = list(kinds[:-1] if kinds[-1:] == [TOKEN_POOLING] else kinds)
+    last = kinds[1 + len(dense) :]
     orders = [MULTI_VECTOR_MASK, "Normalize"], ["Normalize", MULTI_VECTOR_MASK], [MULTI_VECTOR_MASK]
     return kinds == ["Transformer", *dense, *last] and last in orders
 

@@ -17,6 +17,7 @@ from models.export.model_folder import CheckpointError, ModelFolder, check_defau
 from models.export.modules import (
     MODEL_CONFIG,
     MULTI_VECTOR_MASK,
+    TOKEN_POOLING,
     DenseConfig,
     read_projection,
 )
@@ -42,6 +43,16 @@ _STANFORD_WEIGHT = "linear.weight"
 # Tokens of a query after expansion, in ColBERT.
 _QUERY_TOKENS = 32
 KINDS = ("query", "document")
+# Settings of the pooling of tokens in a file that lacks them.
+_POOLING_DEFAULTS: Mapping[str, object] = {
+    "pool_factor": 1.0,
+    "num_protected_tokens": 1,
+    "normalize_embeddings": False,
+    "tasks": ["document"],
+}
+# Largest settings of the pooling of tokens.
+_MAX_POOL_FACTOR = 2**20
+_MAX_PROTECTED = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +73,23 @@ class Expansion:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TokenPooling:
+    """Pooling of the vectors of tokens.
+
+    Attributes:
+        factor: Number of vectors that are pooled into one, on average; at least 1.
+        protected: Number of leading vectors that are not pooled.
+        normalizes: Whether vectors are scaled to unit length afterwards.
+        kinds: Kinds of text that it applies to, "query" or "document".
+    """
+
+    factor: float
+    protected: int
+    normalizes: bool
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class MultiVectorConfig:
     """Settings of a multi-vector model.
 
@@ -74,6 +102,7 @@ class MultiVectorConfig:
         skiplist: Tokens without a vector.
         skiplist_kinds: Kinds of text that the skiplist applies to, "query" or "document".
         kept: Ids of the only tokens of documents with a vector; empty: all tokens.
+        pooling: Pooling of the vectors of tokens; None: none.
         prompts: Prompts of the folder, by name.
         markers: Prefixes of prompts that the tokenizer must not split.
         is_pylate: Whether PyLate has saved the model.
@@ -87,6 +116,7 @@ class MultiVectorConfig:
     skiplist: tuple[str, ...]
     skiplist_kinds: tuple[str, ...]
     kept: tuple[int, ...]
+    pooling: TokenPooling | None
     prompts: Mapping[str, object]
     markers: tuple[str, ...]
     is_pylate: bool
@@ -156,6 +186,7 @@ def read_config(
         skiplist=skiplist,
         skiplist_kinds=kinds,
         kept=kept,
+        pooling=_read_pooling(folder, modules),
         prompts=prompts,
         markers=tuple(markers.values()),
         is_pylate=source == MODEL_CONFIG,
@@ -276,9 +307,37 @@ def _read_mask(
         if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
             raise CheckpointError(f"{source}: {name} has the invalid value {value!r}")
         values[name] = tuple(value)
-    if unknown := {*values["skiplist_tasks"]} - {*KINDS}:
-        raise CheckpointError(f"{source}: skiplist_tasks has the unknown task {min(unknown)!r}")
+    _check_tasks(values["skiplist_tasks"], f"{source}: skiplist_tasks")
     return values["skiplist_words"], values["skiplist_tasks"], values["keep_only_token_ids"]
+
+
+def _check_tasks(tasks: Sequence[str], name: str) -> None:
+    if unknown := {*tasks} - {*KINDS}:
+        raise CheckpointError(f"{name} has the unknown task {min(unknown)!r}")
+
+
+def _read_pooling(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> TokenPooling | None:
+    """Return the settings of the module that pools tokens, the last; None: there is none."""
+    if not modules or modules[-1][0] != TOKEN_POOLING:
+        return None
+    name = join(modules[-1][1], "config.json")
+    config = folder.json(name, dict)
+    values: dict[str, Any] = {**_POOLING_DEFAULTS, **config}
+    if unknown := config.keys() - _POOLING_DEFAULTS.keys():
+        raise CheckpointError(f"{name}: {min(unknown)} is not supported")
+    factor, protected, normalizes, tasks = values.values()
+    for field, is_valid in (
+        ("pool_factor", type(factor) in (int, float) and 1 <= factor <= _MAX_POOL_FACTOR),
+        ("num_protected_tokens", type(protected) is int and 0 <= protected <= _MAX_PROTECTED),
+        ("normalize_embeddings", type(normalizes) is bool),
+        ("tasks", isinstance(tasks, list) and all(isinstance(task, str) for task in tasks)),
+    ):
+        if not is_valid:
+            raise CheckpointError(f"{name}: {field} has the invalid value {values[field]!r}")
+    _check_tasks(tasks, f"{name}: tasks")
+    return TokenPooling(
+        factor=float(factor), protected=protected, normalizes=normalizes, kinds=tuple(tasks)
+    )
 
 
 def take_projection(

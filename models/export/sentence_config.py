@@ -237,13 +237,13 @@ def read_sentence_config(
     normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
     if multi:
         normalize = multi.normalize
-    truncate_dim = _truncate_dim(folder) if task is EMBEDDING else None
+    truncate_dim = read_truncate_dim(folder) if task is EMBEDDING else None
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
     of_transformers = partial(load_tokenizer, folder, transformer, model_type)
     template = (of_transformers, settings if modules else None, choice, len(labels))
     of_tasks = _task_prompts(folder, network, config)
-    prompts, default_prompt = _prompts(folder, task, of_tasks, multi, overrides)
+    prompts, default_prompt = read_prompts(folder, task, of_tasks, multi, overrides)
     _check_overrides(task, overrides)
     include_prompt = _override(include_prompt, overrides.include_prompt)
     return SentenceConfig(
@@ -356,7 +356,7 @@ def _task_prompts(folder: ModelFolder, network: str, config: EncoderConfig) -> d
     return {task: texts[task] for task in config.adapters.names}
 
 
-def _prompts(
+def read_prompts(
     folder: ModelFolder,
     task: Task,
     of_tasks: Mapping[str, str],
@@ -366,6 +366,16 @@ def _prompts(
     """Return the prompts, by name, and the name of the default prompt.
 
     As in sentence-transformers, the prompts "query" and "document" always exist.
+
+    Args:
+        folder: Model folder.
+        task: Task of the model.
+        of_tasks: Prompt of each adapter's task, by adapter name.
+        multi: Settings of a multi-vector model; None: another model.
+        overrides: Replacements for settings in the folder.
+
+    Raises:
+        CheckpointError: A prompt or the name of the default prompt is invalid.
     """
     name = MODEL_CONFIG
     config = folder.json(name, dict, {})
@@ -401,7 +411,8 @@ def _activation(folder: ModelFolder, config: Mapping[str, Any], task: Task, labe
     return classifier.read_activation(config, own, labels, default)
 
 
-def _truncate_dim(folder: ModelFolder) -> int | None:
+def read_truncate_dim(folder: ModelFolder) -> int | None:
+    """Return the width to which sentence-transformers truncates vectors; None: it does not."""
     value = folder.json(MODEL_CONFIG, dict, {}).get("truncate_dim")
     if value is not None and not is_size(value):
         raise CheckpointError(f"{MODEL_CONFIG}: truncate_dim has the invalid value {value!r}")

@@ -19,7 +19,7 @@ class CheckpointSource:
     """A folder of model files and its origin.
 
     Attributes:
-        folder: Folder with config.json and the weights.
+        folder: Folder with config.json or modules.json, and the weights.
         name: Name of the model in responses.
         source: Origin of the files: "folder NAME", "package NAME" or a hub id.
         revision: Commit of a hub model or version of a package; None for a folder.
@@ -137,7 +137,8 @@ def _check_files(folder: Path) -> None:
                 raise SourceError(
                     f"{folder} has weights as {format_name}, and no safetensors; {remedy}"
                 )
-    if not has("config.json") and not has("adapter_config.json"):
+    # Static models of sentence-transformers have modules.json alone.
+    if not any(map(has, ("config.json", "adapter_config.json", "modules.json"))):
         raise SourceError(
             f"{folder} is no model folder: it has no config.json; save a model there with "
             "model.save_pretrained(folder)"

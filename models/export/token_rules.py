@@ -63,6 +63,19 @@ def token_rules(
     other = TokenRules(max_tokens=max_tokens, skipped=skipped["document"], kept=config.kept)
     document = replace(other, max_tokens=config.document_length or max_tokens)
     rules = {"query": query, "document": document, "": other}
+    if (pooling := config.pooling) is not None:
+        # As in sentence-transformers, other texts count as documents.
+        rules = {
+            kind: replace(
+                rule,
+                pool_factor=pooling.factor,
+                protected=pooling.protected,
+                normalizes_pooled=pooling.normalizes,
+            )
+            if (kind or "document") in pooling.kinds
+            else rule
+            for kind, rule in rules.items()
+        }
     for kind, rule in rules.items():
         # The shortest useful row has one token between two special tokens.
         length = max(rule.max_tokens, rule.min_tokens)

@@ -69,21 +69,8 @@ def load_tokenizer(folder: ModelFolder, subfolder: str, model_type: str) -> Any:
     from transformers import AutoTokenizer, TokenizersBackend
     from transformers.utils import logging
 
-    name = join(subfolder, TOKENIZER)
-    if not folder.has(name):
-        raise CheckpointError(
-            f"{folder.name} has no {name}; "
-            "create it with AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
-        )
-    content = folder.bytes(name, MAX_TOKENIZER_BYTES)
-    try:
-        with panics_as_errors("the tokenizers library"):
-            own = Tokenizer.from_buffer(content)
-    except Exception as error:
-        raise CheckpointError(f"{name} is not a tokenizer: {_line(error)}") from error
-    largest = max(own.get_vocab(with_added_tokens=True).values(), default=0)
-    if largest > MAX_SIZE:  # the library takes time in proportion to the id
-        raise CheckpointError(f"{name} has a token with the id {largest}; the limit is {MAX_SIZE}")
+    read_tokenizer_file(folder, subfolder)
+    content = folder.bytes(join(subfolder, TOKENIZER), MAX_TOKENIZER_BYTES)
     config = _read_config(folder, subfolder)
     of_model = folder.json(join(subfolder, "config.json"), dict, {})
     selected = {"model_type": model_type, "tokenizer_class": of_model.get("tokenizer_class")}
@@ -121,6 +108,30 @@ def load_tokenizer(folder: ModelFolder, subfolder: str, model_type: str) -> Any:
             f"{CONFIG}: split_special_tokens is true, which {TOKENIZER} cannot say; only false is "
             "supported"
         )
+    return tokenizer
+
+
+def read_tokenizer_file(folder: ModelFolder, subfolder: str) -> Tokenizer:
+    """Return the tokenizer of a subfolder's tokenizer.json, as the file describes it.
+
+    Raises:
+        CheckpointError: The file is missing or invalid.
+    """
+    name = join(subfolder, TOKENIZER)
+    if not folder.has(name):
+        raise CheckpointError(
+            f"{folder.name} has no {name}; "
+            "create it with AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+        )
+    content = folder.bytes(name, MAX_TOKENIZER_BYTES)
+    try:
+        with panics_as_errors("the tokenizers library"):
+            tokenizer: Tokenizer = Tokenizer.from_buffer(content)
+    except Exception as error:
+        raise CheckpointError(f"{name} is not a tokenizer: {_line(error)}") from error
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    if largest > MAX_SIZE:  # the library takes time in proportion to the id
+        raise CheckpointError(f"{name} has a token with the id {largest}; the limit is {MAX_SIZE}")
     return tokenizer
 
 

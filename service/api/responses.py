@@ -165,11 +165,13 @@ def _fields(result: OutputResult, in_base64: bool, quantizer: Quantizer) -> dict
             ]
             return {"dimensions": result.width, "embeddings": sparse}
         case TokenEmbeddings() | MultiEmbeddings():
+            clusters = result.clusters if isinstance(result, MultiEmbeddings) else None
             return {
                 "dimensions": result.vectors[0].shape[1],
                 "embeddings": serialize_rows(result.vectors, in_base64),
                 "ids": result.ids,
                 "offsets": result.offsets,
+                **({"clusters": [own.tolist() for own in clusters]} if clusters else {}),
             }
 
 

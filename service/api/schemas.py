@@ -181,6 +181,11 @@ class TokensResponse(BaseModel):
         description="Start and end of each vector's token in its text, in characters; null for "
         "special, prompt and added tokens; null instead of the list for an input of token ids"
     )
+    clusters: list[list[int]] | None = Field(
+        None,
+        description="Only for texts whose tokens are pooled: index in `embeddings` of the vector "
+        "of each token in `ids`",
+    )
 
 
 class SparseWeights(BaseModel):

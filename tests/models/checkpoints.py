@@ -358,6 +358,7 @@ def save_multi_vector(
     normalize: bool = True,
     bias: bool = False,
     use_residual: bool = False,
+    pooling: dict[str, Any] | None = None,
     **settings: Any,  # noqa: ANN401
 ) -> Any:  # noqa: ANN401
     """Save a multi-vector model of sentence-transformers with a random projection; return it.
@@ -370,12 +371,16 @@ def save_multi_vector(
         normalize: Whether the model has the module `Normalize`.
         bias: Whether the projection has a bias.
         use_residual: Whether there are two layers that add their input to their output.
+        pooling: Settings of the module `HierarchicalTokenPooling`; None: without the module.
         settings: Settings of the module `Transformer`, such as `query_expansion`.
     """
     # Imported here, because it takes 4 s.
     from sentence_transformers import MultiVectorEncoder
     from sentence_transformers.base.modules import Dense, Normalize, Transformer
-    from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
+    from sentence_transformers.multi_vector_encoder.modules import (
+        HierarchicalTokenPooling,
+        MultiVectorMask,
+    )
 
     transformer = Transformer(str(encoder), **settings)
     torch.manual_seed(1)
@@ -387,6 +392,7 @@ def save_multi_vector(
         projections = [Dense(width, 12, **layers), Dense(12, 12, **layers)]
     modules = [transformer, *projections, MultiVectorMask(**(mask or {}))]
     modules += [Normalize(**names)] if normalize else []
+    modules += [] if pooling is None else [HierarchicalTokenPooling(**pooling)]
     model = MultiVectorEncoder(modules=modules, device="cpu", prompts=prompts)
     model.save(str(folder))
     return MultiVectorEncoder(str(folder), device="cpu")

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from models.artifact import Artifact
+from models.artifact import TABLE_ENGINE, Artifact
 from models.engines import (
     ENGINES,
     OUTPUTS,
@@ -45,7 +45,11 @@ ON_CPU = [
     for name, entry in ENGINES.items()
     for precision in entry.precisions
     # int8 has a graph and tests of its own, in export/test_int8.py.
-    if entry.target == "cpu" and precision != "int8" and entry.unusable(precision) is None
+    if entry.target == "cpu"
+    and precision != "int8"
+    and entry.unusable(precision) is None
+    # Static models have tests of their own, in export/test_static.py.
+    and name != TABLE_ENGINE
 ]
 CUDA_UNUSABLE = ENGINES["cuda"].unusable("float16")
 ON_GPU = pytest.param(
@@ -338,7 +342,7 @@ def test_memory_of_a_large_batch_is_given_back_at_its_end(artifact: Artifact) ->
 REPEATED_SHAPE = """
 import resource, sys
 from pathlib import Path
-from models.artifact import Artifact
+from models.artifact import TABLE_ENGINE, Artifact
 from models.engines import open_engine
 from models.packing import pack
 engine = open_engine(Artifact.load(Path(sys.argv[1])), "onnxruntime", threads=1)

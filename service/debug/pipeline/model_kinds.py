@@ -25,6 +25,8 @@ KIND_NAMES: Mapping[ModelKind, str] = {
 
 def kind_of(manifest: Manifest) -> ModelKind | None:
     """Return the kind of a model; None if its outputs have no gradient routes."""
+    if manifest.is_static or manifest.pools_tokens:
+        return None
     match manifest.outputs:
         case ("pooled", *_):
             return "embedding"
@@ -46,8 +48,20 @@ def kind_for(path: str, kinds: Collection[ModelKind], manifest: Manifest) -> Mod
         manifest: Manifest of the model.
 
     Raises:
-        InvalidInput: The route is for other kinds of models.
+        InvalidInput: The route is for other kinds of models, or the model is static or pools
+            tokens.
     """
+    if manifest.is_static:
+        raise InvalidInput(
+            f"the model {manifest.name} is static: it has no network, and so no gradients; "
+            "explain of /score gives the exact share of each token",
+            code="wrong_model",
+        )
+    if manifest.pools_tokens:
+        raise InvalidInput(
+            f"the model {manifest.name} pools the vectors of tokens, which has no gradients here",
+            code="wrong_model",
+        )
     kind = kind_of(manifest)
     if kind is None or kind not in kinds:
         *others, last = (KIND_NAMES[allowed] for allowed in kinds)

@@ -16,9 +16,13 @@ class AttentionCost:
         windows: Maximum distance between two tokens that attend to each other, for each layer;
             None: no limit.
         hidden_size: Width of a token vector, D.
+        padding_cost: Further cost of a position of the padded batch, in tokens.
     """
 
-    def __init__(self, windows: Sequence[int | None], hidden_size: int) -> None:
+    def __init__(
+        self, windows: Sequence[int | None], hidden_size: int, padding_cost: float = 0.0
+    ) -> None:
+        self._padding_cost = padding_cost
         # Each window's size in tokens, and the cost of a pair over all layers with this window.
         self._pairs = [
             (None if window is None else 2 * window + 1, count / len(windows) / hidden_size)
@@ -33,5 +37,6 @@ class AttentionCost:
                 row.
         """
         return length * sum(
-            cost * (length if span is None else min(length, span)) for span, cost in self._pairs
+            [cost * (length if span is None else min(length, span)) for span, cost in self._pairs],
+            self._padding_cost,
         )

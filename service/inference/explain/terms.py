@@ -106,6 +106,13 @@ def check_explainable(manifest: Manifest, name: str) -> None:
             code="wrong_model",
             pointer="/explain",
         )
+    if manifest.pools_tokens:
+        raise InvalidInput(
+            f"a score of the model {name} is not a sum over tokens, because vectors of several "
+            "tokens are pooled; deletion explains it",
+            code="wrong_model",
+            pointer="/explain",
+        )
     if not {"pooled", "logits"} & {*manifest.outputs}:
         return  # similarities of sparse vectors and MaxSim are sums; other models have no scores
     reason = ""

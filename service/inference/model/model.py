@@ -228,6 +228,7 @@ class Model(LoadedModel):
         Args:
             inputs: See `encode`. The rules apply to token ids too, but not the prompt's text.
             normalize: Whether to scale each vector to unit length; None: the model's own setting.
+                Vectors that are pooled are scaled before that too, if the model does.
             with_offsets: Whether the rows of the result have token offsets.
             options: See `CallArguments`.
 
@@ -290,7 +291,6 @@ class Model(LoadedModel):
             call,
             needs_engine=not rules.looks_up,
         )
-        normalizes = self.artifact.manifest.normalize if normalize is None else normalize
 
         def convert(output: EncodeOutput, result: Sequence[Any]) -> object:
             match output:
@@ -309,13 +309,19 @@ class Model(LoadedModel):
                         sparse_vectors(rows, result, rules), width, rows, seconds
                     )
                 case "multi":
-                    return multi_embeddings(rows, result, rules, seconds, normalize=normalizes)
+                    return multi_embeddings(
+                        *(rows, result, rules, seconds),
+                        is_normalized=self.artifact.manifest.normalize,
+                        normalize=normalize,
+                    )
 
         def convert_all() -> Encoded:
             pairs = zip(outputs, results, strict=True)
             return cast(Encoded, {output: convert(output, result) for output, result in pairs})
 
-        is_short = outputs == ("pooled",) or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
+        # Pooling of tokens takes time in proportion to the square of their number.
+        limit = _INLINE_TOKENS if rules.pool_factor == 1 else 0
+        is_short = outputs == ("pooled",) or sum(len(r.ids) for r in rows) <= limit
         return convert_all() if is_short else await asyncio.to_thread(convert_all)
 
     def similarity(self, a: VectorsOfTexts, b: VectorsOfTexts) -> Scores:

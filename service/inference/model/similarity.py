@@ -147,9 +147,11 @@ def _compare_multi(
 ) -> tuple[Scores, ExplainPair]:
     rules = [model.tokenizer.rules(name) for name in ("query", "document")]
     normalize = model.artifact.manifest.normalize
-    vectors, positions = zip(
+    vectors, positions, _ = zip(
         *(
-            select_tokens(row, tokens, rules[index >= texts.queries], normalize=normalize)
+            select_tokens(
+                *(index, row, tokens, rules[index >= texts.queries]), is_normalized=normalize
+            )
             for index, (row, tokens) in enumerate(zip(texts.rows, texts.results[0], strict=True))
         ),
         strict=True,

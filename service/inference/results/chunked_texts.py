@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from itertools import pairwise
+from math import ceil, inf
 
 import numpy as np
 from tokenizers import Encoding
@@ -71,12 +72,16 @@ class ChunkedTexts:
         if self._chunking.late:
             return self._late_rows(prompt, self._tokenizer.rules(prompt_name).max_tokens, size)
         taken = self._tokenizer.count(prompt.text)
+        max_chars = self._tokenizer.rules(prompt_name).max_chars or inf
 
         def measure(part: str, _: int) -> tuple[int, int]:
             tokens = self._tokenizer.count(part)
             # Tokens at the border of prompt and text can differ from those of each alone.
             whole = self._tokenizer.count(prompt.text + part) if prompt.text else tokens
-            return tokens, max(tokens - size, whole - taken - room)
+            excess = max(tokens - size, whole - taken - room)
+            if (chars := len(prompt.text) + len(part) - max_chars) > 0:
+                excess = max(excess, ceil(tokens * chars / len(part)))
+            return tokens, excess
 
         for index in range(len(self.texts)):
             self._divide(index, self._encode(index).offsets, size, measure)

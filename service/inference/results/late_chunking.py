@@ -41,7 +41,9 @@ def check_late(manifest: Manifest, name: str) -> None:
         InvalidInput: They are not.
     """
     reason = ""
-    if manifest.pooling != ("mean",):
+    if manifest.is_static:
+        reason = "it is static, and the text around a chunk does not change its vector"
+    elif manifest.pooling != ("mean",):
         reason = f"its pooling is {' and '.join(manifest.pooling)}, not mean"
     elif others := [head for head in manifest.heads if head not in _HEADS]:
         reason = f"its vectors pass through {others[0]}"

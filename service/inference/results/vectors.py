@@ -9,6 +9,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from models.artifact import TokenRules
 from service.inference.batching.cache import CacheCounts
+from service.inference.errors import InvalidInput
+from service.inference.results.token_pooling import pool_vectors
 from service.inference.tokenizing.rows import Row, Span
 
 Vectors = NDArray[np.float32]
@@ -177,7 +179,9 @@ class MultiEmbeddings:
 
     Attributes:
         vectors: Vectors `(L', W)` of each input, in the order of the inputs.
-        positions: Position in its row of each vector's token, `(L',)` for each input.
+        positions: Position in its row of each token with a vector, `(L',)` for each input.
+        clusters: Index of the vector of each of these tokens, for each input; None: they are not
+            pooled, and each has a vector of its own.
         rows: Token ids and offsets of each input, and whether it was truncated. A query's row
             includes the tokens that expand it.
         seconds: Duration in seconds of each stage: "tokenize", "queue" and "infer".
@@ -185,6 +189,7 @@ class MultiEmbeddings:
 
     vectors: Sequence[Vectors]
     positions: Sequence[NDArray[np.intp]]
+    clusters: Sequence[NDArray[np.intp]] | None
     rows: Sequence[Row]
     seconds: Stages
 
@@ -209,13 +214,13 @@ class MultiEmbeddings:
 
     @property
     def ids(self) -> list[list[int]]:
-        """Token id of each vector of each input."""
+        """Token id of each vector of each input, or of each token that is pooled."""
         pairs = zip(self.rows, self.positions, strict=True)
         return [[row.ids[i] for i in positions] for row, positions in pairs]
 
     @property
     def offsets(self) -> list[list[Span | None] | None]:
-        """Span of each vector's token in its text, in characters; see `Row.offsets`."""
+        """Span of each of these tokens in its text, in characters; see `Row.offsets`."""
         pairs = zip(self.rows, self.positions, strict=True)
         return [
             None if row.offsets is None else [row.offsets[i] for i in positions]
@@ -229,30 +234,68 @@ def multi_embeddings(
     rules: TokenRules,
     seconds: Stages,
     *,
-    normalize: bool,
+    is_normalized: bool,
+    normalize: bool | None,
 ) -> MultiEmbeddings:
-    """Return the multi-vectors of rows, selected from the vectors `(L, W)` of all their tokens."""
-    selected = (
-        select_tokens(row, vectors, rules, normalize=normalize)
-        for row, vectors in zip(rows, results, strict=True)
-    )
-    vectors, positions = zip(*selected, strict=True)
-    return MultiEmbeddings(vectors, positions, rows, seconds)
+    """Return the multi-vectors of rows, selected from the vectors `(L, W)` of all their tokens.
+
+    Args:
+        rows: Token ids of each input.
+        results: Vectors of all tokens of each row.
+        rules: Rules for the tokens of the inputs.
+        seconds: Duration of each stage.
+        is_normalized: Whether the model normalises its vectors.
+        normalize: See `Model.encode_multi`.
+
+    Raises:
+        VitrineError: Any error of `select_tokens`, under the same conditions.
+    """
+    selected = [
+        select_tokens(index, *pair, rules, is_normalized=is_normalized, normalize=normalize)
+        for index, pair in enumerate(zip(rows, results, strict=True))
+    ]
+    vectors, positions, clusters = zip(*selected, strict=True)
+    is_pooled = rules.pool_factor > 1
+    return MultiEmbeddings(vectors, positions, clusters if is_pooled else None, rows, seconds)
 
 
 def select_tokens(
-    row: Row, vectors: Vectors, rules: TokenRules, *, normalize: bool
-) -> tuple[Vectors, NDArray[np.intp]]:
-    """Return the vectors `(L', W)` of the tokens that take part in MaxSim, and their positions.
+    index: int,
+    row: Row,
+    vectors: Vectors,
+    rules: TokenRules,
+    *,
+    is_normalized: bool,
+    normalize: bool | None = None,
+) -> tuple[Vectors, NDArray[np.intp], NDArray[np.intp]]:
+    """Return the vectors `(N, W)` of a text that take part in MaxSim.
+
+    Also return the positions of the L' tokens that they stand for, and the index of the vector of
+    each of these tokens, both `(L',)`. Without pooling, N is L'.
 
     Args:
-        row: Token ids of an input.
+        index: Index of the text, for errors.
+        row: Token ids of the text.
         vectors: Vectors of all tokens of the row, `(L, W)`.
-        rules: Rules for the tokens of the input.
-        normalize: Whether to scale the vectors to unit length.
+        rules: Rules for the tokens of the text.
+        is_normalized: Whether the model normalises its vectors, before they are pooled.
+        normalize: Whether to scale the result to unit length; None: the model's own setting.
+
+    Raises:
+        InvalidInput: The text has too many vectors to pool.
     """
     positions = vector_positions(row, rules)
-    return truncate_and_normalize(vectors[positions], None, normalize), positions
+    if rules.pool_factor == 1:
+        own = is_normalized or rules.normalizes_pooled if normalize is None else normalize
+        return truncate_and_normalize(vectors[positions], None, own), positions, positions
+    own_vectors = truncate_and_normalize(vectors[positions], None, is_normalized)
+    try:
+        pooled, clusters = pool_vectors(own_vectors, rules.pool_factor, rules.protected)
+    except InvalidInput as error:
+        error.set_index(index)
+        raise
+    own = rules.normalizes_pooled if normalize is None else normalize
+    return truncate_and_normalize(pooled, None, own), positions, clusters
 
 
 def vector_positions(row: Row, rules: TokenRules) -> NDArray[np.intp]:

@@ -1,6 +1,7 @@
 """Encodings of texts by the tokenizers library: of long texts in part, of many texts in slices."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from tokenizers import Encoding, Tokenizer
 
@@ -31,17 +32,18 @@ class TextEncodings:
     Args:
         shared: The tokenizer.
         max_whole_chars: Maximum number of characters that are tokenised at once.
-        is_plain: Whether texts that spell special tokens have the tokens of their characters.
+        encodes_special: Whether texts that spell special tokens have the tokens of their
+            characters.
 
     Attributes:
         cuts_texts: Whether only a part of a long text is tokenised if the rest would be truncated.
     """
 
     def __init__(
-        self, shared: SharedTokenizer, max_whole_chars: int, *, is_plain: bool = False
+        self, shared: SharedTokenizer, max_whole_chars: int, *, encodes_special: bool = False
     ) -> None:
         self._shared = shared
-        self._is_plain = is_plain
+        self._encodes_special = encodes_special
         self._max_whole_chars = max_whole_chars
         added = shared.variant(None).get_added_tokens_decoder().values()
         self.cuts_texts = not tokens_span_words([token.content for token in added])
@@ -64,12 +66,12 @@ class TextEncodings:
             with_offsets: Whether encodings have the offsets of their tokens in characters.
             with_special: Whether to add special tokens.
         """
-        tokenizer = self._shared.variant(limit, is_left=is_left, is_plain=self._is_plain)
+        encode = partial(self._encode, limit, is_left, with_offsets, with_special)
         # Offsets count from the start of the text, which is missing in a part from its end.
         is_cut = self.cuts_texts and not (is_left and with_offsets)
         chars = CHARS_PER_TOKEN * limit
         if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
-            return self._whole(tokenizer, texts, with_offsets, with_special)
+            return encode(texts)
         special = self._shared.special_tokens if with_special else 0
         encodings: dict[int, Encoding] = {}
         while len(encodings) < len(texts):
@@ -78,7 +80,7 @@ class TextEncodings:
                 for index, text in enumerate(texts)
                 if index not in encodings
             }
-            encoded = self._whole(tokenizer, list(parts.values()), with_offsets, with_special)
+            encoded = encode(list(parts.values()))
             for (index, part), encoding in zip(parts.items(), encoded, strict=True):
                 overflow = sum(len(each) - special for each in encoding.overflowing)
                 if len(part) == len(texts[index]) or overflow >= MARGIN:
@@ -88,12 +90,8 @@ class TextEncodings:
 
     def plain(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode texts without special tokens and truncation; the encodings lack offsets."""
-        self._check(texts)
-        encodings: list[Encoding] = []
-        for part in slices(texts):
-            with panics_as_errors("the tokenizer"):
-                encodings += self._whole_texts.encode_batch_fast(part, add_special_tokens=False)
-        return encodings
+        encode = partial(self._encode, None, False, False, False)
+        return [encoding for part in slices(texts) for encoding in encode(part)]
 
     def untruncated(self, texts: Sequence[str], *, with_special: bool) -> list[Encoding]:
         """Encode texts without truncation, with the offsets of their tokens in characters."""
@@ -113,18 +111,33 @@ class TextEncodings:
     @property
     def _whole_texts(self) -> Tokenizer:
         """The tokenizer without truncation."""
-        return self._shared.variant(None, is_plain=self._is_plain)
+        return self._shared.variant(None, encodes_special=self._encodes_special)
 
-    def _whole(
-        self, tokenizer: Tokenizer, texts: Sequence[str], with_offsets: bool, with_special: bool
+    def _encode(
+        self,
+        limit: int | None,
+        is_left: bool,
+        with_offsets: bool,
+        with_special: bool,
+        texts: Sequence[str],
     ) -> list[Encoding]:
+        """Encode texts whole; see `truncated`. `limit` None: without truncation."""
         self._check(texts)
-        with panics_as_errors("the tokenizer"):
-            if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
-                return [tokenizer.encode(texts[0], add_special_tokens=with_special)]
-            encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
-            encodings: list[Encoding] = encode(texts, add_special_tokens=with_special)
-            return encodings
+        plain = [self._shared.plain(text) for text in texts]
+        groups: dict[bool, Iterator[Encoding]] = {}
+        for is_plain, group in (
+            (True, [own for own in plain if own is not None]),
+            (False, [text for text, own in zip(texts, plain, strict=True) if own is None]),
+        ):
+            if group:
+                tokenizer = self._shared.variant(
+                    limit,
+                    is_left=is_left,
+                    is_plain=is_plain,
+                    encodes_special=self._encodes_special and not is_plain,
+                )
+                groups[is_plain] = iter(_encode_all(tokenizer, group, with_offsets, with_special))
+        return [next(groups[own is not None]) for own in plain]
 
     def _check(self, texts: Sequence[str]) -> None:
         # The library takes up to 620 bytes per character, and aborts the process without memory.
@@ -135,6 +148,17 @@ class TextEncodings:
                 f"is {self._max_whole_chars}",
                 code="text_too_large",
             )
+
+
+def _encode_all(
+    tokenizer: Tokenizer, texts: Sequence[str], with_offsets: bool, with_special: bool
+) -> list[Encoding]:
+    with panics_as_errors("the tokenizer"):
+        if len(texts) == 1 and len(texts[0]) <= _SHORT_CHARS:
+            return [tokenizer.encode(texts[0], add_special_tokens=with_special)]
+        encode = tokenizer.encode_batch if with_offsets else tokenizer.encode_batch_fast
+        encodings: list[Encoding] = encode(texts, add_special_tokens=with_special)
+        return encodings
 
 
 def slices(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -56,7 +56,7 @@ class TemplatedPairs:
     ) -> None:
         self._template = template
         fixed = max(len(template.prefix), sum(map(len, template.body("", "", ""))))
-        self._encodings = TextEncodings(shared, max_whole_chars + fixed, is_plain=True)
+        self._encodings = TextEncodings(shared, max_whole_chars + fixed, encodes_special=True)
         tokenizer = shared.variant(None)
         self._prefix, self._suffix = (
             tokenizer.encode(text, add_special_tokens=False)
@@ -71,7 +71,7 @@ class TemplatedPairs:
                 f"is {max_tokens}"
             )
         for limit in self._limits:  # in advance, because it takes long
-            shared.variant(limit, is_plain=True)
+            shared.variant(limit, encodes_special=True)
 
     def rows(
         self, pairs: Sequence[Pair], instruction: str, limits: PairLimits

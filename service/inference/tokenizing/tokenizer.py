@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
+from math import inf
 from typing import TypeVar, cast
 
 from tokenizers import Encoding
@@ -442,7 +443,11 @@ class TextTokenizer:
         kept = slice(-limit, None) if self._drops_left(on_overflow) else slice(limit)
         adapter = self.prompt(prompt_name).adapter
         rows = [
-            Row(ids[kept], len(ids) > limit, 0, adapter, is_looked_up=rules.looks_up)
+            Row(
+                rules.retained(list(ids[kept])),
+                *(len(ids) > limit, 0, adapter),
+                is_looked_up=rules.looks_up,
+            )
             for ids in inputs
         ]
         self._check_overflow([row.truncated for row in rows], on_overflow, limit)
@@ -585,27 +590,43 @@ class TextTokenizer:
         for index, text in enumerate(texts):
             self.check_text(text, index)
         prompt, rules = self.prompt(prompt_name), self.rules(prompt_name)
+        is_left = self._drops_left(on_overflow)
+        max_chars = inf if rules.max_chars is None or is_left else rules.max_chars
         encoded: list[tuple[Row, Encoding]] = []
         for part in slices(texts):
             prompted = [prompt.text + text for text in part] if prompt.text else part
-            for encoding in self.encodings.truncated(
+            is_cut = [len(text) > max_chars for text in prompted]
+            if any(is_cut):
+                prompted = [text[: rules.max_chars] for text in prompted]
+            encodings = self.encodings.truncated(
                 prompted,
                 rules.max_tokens,
-                is_left=self._drops_left(on_overflow),
+                is_left=is_left,
                 with_offsets=with_offsets,
                 with_special=not rules.looks_up,
-            ):
+            )
+            for encoding, lost_chars in zip(encodings, is_cut, strict=True):
+                ids: Sequence[int] = encoding.ids
+                spans = spans_of(encoding, len(prompt.text)) if with_offsets else None
+                if rules.dropped:
+                    if spans:
+                        pairs = zip(spans, ids, strict=True)
+                        spans = [span for span, token in pairs if token not in rules.dropped]
+                    ids = rules.retained(ids)
+                is_truncated = lost_chars or bool(encoding.overflowing)
                 row = Row(
-                    encoding.ids,
-                    bool(encoding.overflowing),
+                    ids,
+                    is_truncated,
                     prompt.tokens,
                     prompt.adapter,
-                    spans_of(encoding, len(prompt.text)) if with_offsets else None,
+                    spans,
                     is_looked_up=rules.looks_up,
                 )
-                if row.truncated or len(row.ids) <= prompt.tokens:
+                if len(ids) < rules.min_tokens:
+                    row = fill_row(row, rules)
+                if row.truncated or len(row.ids) - row.unattended <= prompt.tokens:
                     self._check_row(row, len(encoded), on_overflow, rules)
-                encoded.append((fill_row(row, rules) if rules.min_tokens else row, encoding))
+                encoded.append((row, encoding))
         return encoded
 
     def _check_row(self, row: Row, index: int, on_overflow: OnOverflow, rules: TokenRules) -> None:
@@ -617,7 +638,7 @@ class TextTokenizer:
                 code="too_long",
                 index=index,
             )
-        if len(row.ids) <= row.prompt_tokens:
+        if len(row.ids) - row.unattended <= row.prompt_tokens:
             if row.truncated:
                 raise InvalidInput(
                     "the prompt leaves no room for the text within the model's maximum length",
@@ -627,7 +648,7 @@ class TextTokenizer:
             if not rules.looks_up:  # the sum of no weights is an empty vector
                 raise without_tokens(index)
         if row.truncated and on_overflow == "error":
-            raise _too_long(index, rules.max_tokens)
+            raise _too_long(index, rules.max_tokens, rules.max_chars)
 
     def rules(self, prompt_name: str | None) -> TokenRules:
         """Return the rules for the tokens of texts with a prompt; None: with the default prompt."""
@@ -731,9 +752,12 @@ def _not_a_pair(index: int) -> InvalidInput:
     )
 
 
-def _too_long(index: int, limit: int) -> InvalidInput:
+def _too_long(index: int, limit: int, max_chars: int | None = None) -> InvalidInput:
+    chars = "" if max_chars is None else f" or {max_chars} characters"
     return InvalidInput(
-        f"the input has more than {limit} tokens, the model's maximum", code="too_long", index=index
+        f"the input has more than {limit} tokens{chars}, the model's maximum",
+        code="too_long",
+        index=index,
     )
 
 

@@ -184,6 +184,15 @@ def with_module(kind: str) -> Callable[[Path], None]:
     return change
 
 
+def with_pooling(**config: object) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        with_module("multi_vector_encoder.modules.HierarchicalTokenPooling")(folder)
+        if config:
+            write_json(folder / "4" / "config.json", config)
+
+    return change
+
+
 def with_setting(**values: object) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / "sentence_bert_config.json", **values)
 
@@ -215,7 +224,15 @@ def of_another_package(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (with_module("multi_vector_encoder.modules.HierarchicalTokenPooling"), "TokenPooling"),
+        (with_module("multi_vector_encoder.modules.LambdaTokenPooling"), "LambdaTokenPooling"),
+        (with_pooling(), "has no 4/config.json"),
+        (with_pooling(pool_factor=0.5), "pool_factor has the invalid value 0.5"),
+        (with_pooling(pool_factor="2"), "pool_factor has the invalid value '2'"),
+        (with_pooling(num_protected_tokens=-1), "num_protected_tokens has the invalid value -1"),
+        (with_pooling(normalize_embeddings=None), "normalize_embeddings has the invalid value"),
+        (with_pooling(tasks="document"), "tasks has the invalid value 'document'"),
+        (with_pooling(tasks=["passage"]), "tasks has the unknown task 'passage'"),
+        (with_pooling(linkage="average"), "linkage is not supported"),
         (with_module("base.modules.Dense"), "MultiVectorMask -> Normalize -> Dense; supported"),
         (dense_only, "lists Transformer -> Dense; supported"),
         (of_another_package, r"pylate\.models\.Other\.Dense; code from outside"),

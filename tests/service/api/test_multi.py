@@ -1,14 +1,20 @@
 """Multi-vectors over HTTP, against sentence-transformers."""
 
 import base64
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sentence_transformers import MultiVectorEncoder
+from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
+from tests.service.api.conftest import client_of
 from tests.service.api.posting import ask
 
 pytestmark = pytest.mark.slow
@@ -46,6 +52,35 @@ def test_lengths_of_queries_and_documents(multi_client: TestClient) -> None:
     assert (documents["tokens"], documents["truncated"]) == ([9, 9, 20], [False, False, True])
     # Without punctuation, of which the prompt has two characters.
     assert list(map(len, documents["ids"])) == [6, 5, 18]
+
+
+def test_pooled_documents_name_the_vector_of_each_token(
+    multi_client: TestClient, multi_encoder: Multi, tmp_path: Path
+) -> None:
+    folder = tmp_path / "pooled"
+    shutil.copytree(multi_encoder[1].path, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["token_rules"]["document"] |= {
+        "pool_factor": 2.0,
+        "protected": 1,
+        "normalizes_pooled": True,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    whole = ask(multi_client, "/encode", inputs=TEXTS, prompt_name="document")
+    assert "clusters" not in whole
+    expected = HierarchicalTokenPooling(2.0).pool(list(map(torch.tensor, whole["embeddings"])))
+    for client in client_of(Artifact.load(folder)):
+        pooled = ask(client, "/encode", inputs=TEXTS, prompt_name="document")
+        assert "clusters" not in ask(client, "/encode", inputs=TEXTS, prompt_name="query")
+        refused = client.post("/debug/parity", json={})
+    assert (pooled["ids"], pooled["offsets"]) == (whole["ids"], whole["offsets"])
+    for vectors, clusters, ids, own in zip(
+        pooled["embeddings"], pooled["clusters"], pooled["ids"], expected, strict=True
+    ):
+        np.testing.assert_allclose(vectors, own.numpy(), rtol=0, atol=1e-5)
+        assert (len(clusters), {*clusters}) == (len(ids), {*range(len(vectors))})
+    assert refused.json()["code"] == "wrong_model"
+    assert "pools the vectors of tokens" in refused.json()["detail"]
 
 
 def test_base64_has_the_same_vectors(multi_client: TestClient) -> None:

@@ -85,7 +85,8 @@ def assert_equal(
                 for text, vectors in zip(batch, actual.vectors, strict=True):
                     assert vectors.shape == expected[text].shape, (name, text)
                     np.testing.assert_allclose(vectors, expected[text], rtol=1e-4, atol=1e-5)
-                assert list(map(len, actual.ids)) == list(map(len, actual.vectors))
+                if actual.clusters is None:
+                    assert list(map(len, actual.ids)) == list(map(len, actual.vectors))
         similarity = oracle.similarity(
             oracle.encode_query(QUERIES), oracle.encode_document(texts)
         ).numpy()
@@ -299,3 +300,69 @@ def test_tokens_of_vectors_are_named(encoder: Path, tmp_path: Path, reexport: Re
     assert query.offsets == [[None, (0, 1), (2, 5), *[None] * 5]]
     assert query.ids == [[101, 1037, 4937, 102, *[103] * 4]]
     assert query.rows[0].unattended == 4
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        {"pool_factor": 2.0},
+        {"pool_factor": 1.5, "num_protected_tokens": 0, "normalize_embeddings": False},
+        {"pool_factor": 4.0, "num_protected_tokens": 3, "tasks": ["query", "document"]},
+        {"pool_factor": 3.0, "tasks": ["query"]},
+        {"pool_factor": 1.0},
+    ],
+    ids=str,
+)
+def test_pooled_documents(
+    encoder: Path, tmp_path: Path, reexport: Reexport, pooling: dict[str, Any]
+) -> None:
+    oracle = save_multi_vector(
+        tmp_path / "model",
+        encoder,
+        prompts=PROMPTS,
+        pooling=pooling,
+        normalize=pooling["pool_factor"] > 1,
+        mask={"skiplist_words": PUNCTUATION},
+    )
+    assert_equal(oracle, reexport(tmp_path / "model"))
+
+
+def test_pooling_without_a_setting_of_normalisation_does_not_normalise(
+    encoder: Path, tmp_path: Path, reexport: Reexport
+) -> None:
+    folder = tmp_path / "model"
+    save_multi_vector(folder, encoder, pooling={"pool_factor": 2.0})
+    write_json(folder / "4_HierarchicalTokenPooling" / "config.json", {"pool_factor": 2})
+    artifact = reexport(folder)
+    assert_equal(MultiVectorEncoder(str(folder), device="cpu"), artifact)
+    with vitrine.SyncModel(artifact.path) as model:
+        own, unit = (
+            model.encode_multi(TEXTS[2], prompt_name="document", normalize=normalize)
+            for normalize in (None, True)
+        )
+    assert np.linalg.norm(own.vectors[0], axis=1).min() < 0.99
+    np.testing.assert_allclose(np.linalg.norm(unit.vectors[0], axis=1), 1, atol=1e-6)
+
+
+def test_pooled_tokens_are_those_of_each_vector(
+    encoder: Path, tmp_path: Path, reexport: Reexport
+) -> None:
+    pooling = {"pool_factor": 2.0, "normalize_embeddings": False}
+    save_multi_vector(tmp_path / "pooled", encoder, pooling=pooling)
+    artifact = reexport(tmp_path / "pooled")
+    with vitrine.SyncModel(artifact.path) as model:
+        pooled = model.encode_multi(TEXTS[2], prompt_name="document")
+        whole = model.encode_multi(TEXTS[2], prompt_name="query")  # queries are not pooled
+        assert pooled.clusters is not None
+        assert whole.clusters is None
+        assert pooled.ids == whole.ids
+        means = [
+            whole.vectors[0][pooled.clusters[0] == index].mean(0)
+            for index in range(len(pooled.vectors[0]))
+        ]
+        np.testing.assert_allclose(pooled.vectors[0], means, atol=1e-6)
+        assert pooled.clusters[0][0] == 0  # protected
+        with pytest.raises(vitrine.InvalidInput, match="vectors of several tokens are pooled"):
+            model.score("a cat", TEXTS[:2], explain=vitrine.Terms())
+        result = model.score("a cat", TEXTS[:2], explain=vitrine.Deletion(by="words"))
+        assert set(result.deletions) == {0, 1}
