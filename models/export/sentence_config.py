@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from models.artifact import Artifact, Output, SimilarityName
-from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
+from models.export import classifier, gliner, hybrid, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
+from models.export.gliner import SpanConfig
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults
 from models.export.modules import (
@@ -29,6 +30,7 @@ from models.export.tasks import (
     CLASSIFICATION,
     EMBEDDING,
     MULTI_VECTOR,
+    SPANS,
     SPARSE,
     TOKEN_CLASSIFICATION,
     Task,
@@ -66,6 +68,7 @@ class SentenceConfig:
         sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
         routes: Modules of queries and of documents; None: all texts pass through the same.
         multi: Settings of a multi-vector model; None: another model.
+        spans: Settings of a GLiNER model; None: another model.
         unweighted: Tokens without a weight, if sparse vectors consist of the weights of tokens.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
@@ -91,6 +94,7 @@ class SentenceConfig:
     sparse: SparseConfig | None
     routes: Routes | None
     multi: MultiVectorConfig | None
+    spans: SpanConfig | None
     unweighted: tuple[str, ...]
     lowercase: bool
     prompts: Mapping[str, str]
@@ -144,6 +148,7 @@ def overrides_of(artifact: Artifact) -> Overrides:
 def read_sentence_config(
     folder: ModelFolder,
     network: str,
+    hyperparameters: Mapping[str, Any],
     family: tuple[str, Family],
     config: EncoderConfig,
     overrides: Overrides,
@@ -153,6 +158,7 @@ def read_sentence_config(
     Args:
         folder: Model folder.
         network: Path of the network's config.json, relative to the folder.
+        hyperparameters: Hyperparameters of the network in that file.
         family: `model_type` in config.json, and the family of the model.
         config: Hyperparameters of the encoder.
         overrides: Replacements for settings in the folder.
@@ -163,7 +169,6 @@ def read_sentence_config(
     modules = read_modules(folder)
     transformer = modules[0][1] if modules else ""
     model_type, known = family
-    hyperparameters = folder.json(network, dict)
     task, sparse = read_task(folder, modules, hyperparameters, known, overrides.sparse)
     per_token: tuple[Output, ...] = ()
     settings = read_transformer_settings(folder, transformer, task)
@@ -174,11 +179,14 @@ def read_sentence_config(
     include_prompt = True
     skipped_id: int | None = None
     multi: MultiVectorConfig | None = None
+    spans: SpanConfig | None = None
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
     elif task is MULTI_VECTOR:
         limit = overrides.max_tokens
         multi = multi_vector.read_config(folder, modules, settings, tokenizer, limit)
+    elif task is SPANS:
+        spans = gliner.read_config(folder)
     elif task is CLASSIFICATION:
         pooling = (classifier.read_pooling(hyperparameters, known, network),)
         skipped_id = classifier.read_skipped_id(hyperparameters, known, network)
@@ -222,6 +230,7 @@ def read_sentence_config(
         sparse=sparse,
         routes=read_routes(folder),
         multi=multi,
+        spans=spans,
         unweighted=tokenizer.unweighted if "weights" in per_token else (),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.artifact import sha256
+from models.export import gliner
 
 
 class SourceError(Exception):
@@ -134,10 +135,12 @@ def _check_files(folder: Path) -> None:
     if not has("*.safetensors"):
         for pattern, (format_name, remedy) in _OTHER_WEIGHTS.items():
             if has(pattern):
+                if format_name == "pickles" and has(gliner.CONFIG):
+                    remedy = gliner.CONVERT
                 raise SourceError(
                     f"{folder} has weights as {format_name}, and no safetensors; {remedy}"
                 )
-    if not has("config.json") and not has("adapter_config.json"):
+    if not any(map(has, ("config.json", "adapter_config.json", gliner.CONFIG))):
         raise SourceError(
             f"{folder} is no model folder: it has no config.json; save a model there with "
             "model.save_pretrained(folder)"
@@ -222,6 +225,8 @@ def _from_hub(model: str, revision: str | None) -> CheckpointSource:
             "--out FOLDER where there is access, and serve a copy of FOLDER"
         ) from error
     if not any(folder.rglob("*.safetensors")):
+        if (folder / gliner.CONFIG).exists():
+            raise SourceError(f"{model} has no safetensors on the hub; {gliner.COMPLETE}")
         raise SourceError(
             f"{model} has no safetensors on the hub; pickles (pytorch_model.bin), which can run "
             "code, GGUF and ONNX are not read. Look for a revision with safetensors (refs/pr/N) or "

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.artifact import Output
-from models.export import classifier, hybrid, masked_lm, multi_vector, token_classifier
+from models.export import classifier, gliner, hybrid, masked_lm, multi_vector, token_classifier
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
@@ -80,6 +80,7 @@ CLASSIFICATION = Task(
     },
 )
 TOKEN_CLASSIFICATION = Task(output="tags", library_class=None, transformer={}, prompts=False)
+SPANS = Task(output="spans", library_class=None, transformer={}, prompts=False)
 SPARSE = Task(
     output="sparse",
     library_class="SparseEncoder",
@@ -111,6 +112,8 @@ def read_task(
     Raises:
         CheckpointError: The modules do not match the network, or a setting is not supported.
     """
+    if gliner.is_gliner(folder):
+        return SPANS, None
     kinds = [kind for kind, _ in modules]
     if SPLADE in kinds:
         return SPARSE, _splade_config(folder, modules[1][1])

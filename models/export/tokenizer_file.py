@@ -11,6 +11,7 @@ from typing import Any
 from tokenizers import Tokenizer, normalizers
 
 from models.artifact import Artifact
+from models.export import gliner
 from models.export.checkpoint import read_configs
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
 from models.export.sentence_config import SentenceConfig, overrides_of
@@ -72,6 +73,8 @@ def read_tokenizer(
     _check_ids(tokenizer, vocab_size)
     if sentence_config.lowercase:
         _add_lowercase(tokenizer)
+    if sentence_config.spans:
+        gliner.check_tokenizer(tokenizer, reference, sentence_config.spans)
     if sentence_config.multi:
         add_markers(tokenizer, sentence_config.multi)
     return tokenizer
