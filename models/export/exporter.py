@@ -32,9 +32,9 @@ from models.artifact import (
 )
 from models.engines import ENGINES, EngineError, Precision
 from models.engines.engine import missing
-from models.export import gliner
 from models.export.calibration import calibrate, distinct
 from models.export.checkpoint import NO_OVERRIDES, load
+from models.export.gliner_rows import check_row
 from models.export.int8.graph import add_int8_graph
 from models.export.int8.quality import QualityBounds, check_outputs
 from models.export.model_folder import CheckpointError, ModelFolder
@@ -285,7 +285,7 @@ def _check_of_spans(
     model: SentenceEncoder, tokenizer: Tokenizer, rules: SpanRules, texts: Sequence[str]
 ) -> Check:
     """Return the self-check of a model that reads labels; the tokenizer truncates its inputs."""
-    inputs = [gliner.check_row(tokenizer, rules, text) for text in texts]
+    inputs = [check_row(tokenizer, rules, text) for text in texts]
     tokenizer.no_truncation()
     rows, words, labels = map(list, zip(*inputs, strict=True))
     results = reference_outputs(model, rows, words=words, labels=labels)

@@ -8,17 +8,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from models.artifact import SpanRules
 from models.export.families import Names
-from models.export.model_folder import WEIGHTS, CheckpointError, ModelFolder, check_defaults
+from models.export.model_folder import CheckpointError, ModelFolder
+from models.export.sources import GLINER_CONFIG, GLINER_FOLDER
 from models.network.config import EncoderConfig
 from models.network.spans import SpanHead
-from models.packing import first_tokens
 
-CONFIG = "gliner_config.json"
+CONFIG = GLINER_CONFIG
 # `model_type` of encoders that are compared with transformers; the package has code for others.
 _ENCODERS = ("bert", "deberta-v2", "distilbert", "modernbert", "xlm-roberta")
 _DEFAULT_ENCODER = "deberta-v2"
@@ -57,20 +56,6 @@ _MODULES = {
     "span": "span_rep_layer.span_rep_layer.out_project",
     "label": "prompt_rep_layer",
 }
-# Remedies for a folder without safetensors, and for one without the config or the tokenizer.
-CONVERT = (
-    "loading a pickle can run code. Convert them in the model folder: python -c 'import torch; "
-    'from safetensors.torch import save_file as save; save(torch.load("pytorch_model.bin", '
-    f'weights_only=True), "{WEIGHTS}")\''
-)
-COMPLETE = (
-    "where the package gliner is installed, write a complete folder: python -c 'import sys; from "
-    "gliner import GLiNER; GLiNER.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2], "
-    "safe_serialization=True)' MODEL FOLDER"
-)
-# Words that must have the tokens that transformers gives them.
-_CHECK_WORDS = ("The", "caf\u00e9", "3", ".", "\u65e5\u672c", "\u200d", "\U0001f389", "a-b", "[")
-_CHECK_LABELS = ("person", "place of birth")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +91,7 @@ def read_encoder_config(folder: ModelFolder) -> dict[str, Any]:
     if not isinstance(own, dict):
         raise CheckpointError(
             f"{CONFIG} has no encoder_config, the config of its encoder "
-            f"{config.get('model_name')!r}; {COMPLETE}"
+            f"{config.get('model_name')!r}; {GLINER_FOLDER}"
         )
     encoder = {"model_type": _DEFAULT_ENCODER, **own}
     if encoder["model_type"] not in _ENCODERS:
@@ -134,7 +119,10 @@ def read_config(folder: ModelFolder) -> SpanConfig:
             f"{CONFIG}: model_type is {config['model_type']!r}; only {_MODEL_TYPES[-1]!r} is "
             "supported"
         )
-    check_defaults(config, _REQUIRED, CONFIG)
+    for name, expected in _REQUIRED.items():
+        value = config.get(name, expected)
+        if value != expected and (value or expected):  # null, false and an empty text are equal
+            raise CheckpointError(f"{CONFIG}: {name} is {value!r}; only {expected!r} is supported")
     sizes = {}
     for name, (default, least, greatest) in _SIZES.items():
         size = config.get(name, default)
@@ -211,62 +199,3 @@ def _tensor_name(key: str) -> str:
     for layer, number in (("hidden", "0"), ("out", "3")):  # between them are ReLU and dropout
         rest = rest.replace(f"{layer}.", f"{number}.")
     return f"{_MODULES[module]}.{rest}"
-
-
-def check_tokenizer(tokenizer: Tokenizer, reference: Any, config: SpanConfig) -> None:  # noqa: ANN401
-    """Check that the tokenizer gives words the tokens that they have in the package.
-
-    Args:
-        tokenizer: Tokenizer for the artifact.
-        reference: Tokenizer of transformers.
-        config: Settings of the model.
-
-    Raises:
-        CheckpointError: The marker of labels has another token id than in `CONFIG`, the tokens of
-            words differ from those of transformers, or rows would lose their first tokens.
-    """
-    marker = config.rules.label_marker
-    if tokenizer.token_to_id(marker) != config.label_id:
-        raise CheckpointError(
-            f"{CONFIG}: class_token_index is {config.label_id}, but the tokenizer gives {marker!r} "
-            f"the id {tokenizer.token_to_id(marker)}; {COMPLETE}"
-        )
-    if reference.truncation_side != "right":
-        raise CheckpointError(
-            "the tokenizer truncates the left side, where the labels of a row are"
-        )
-    words = [*_prompt(config.rules), *_CHECK_WORDS]
-    ids = tokenizer.encode(words, is_pretokenized=True).ids
-    try:
-        expected = reference(words, is_split_into_words=True, verbose=False)["input_ids"]
-    except Exception as error:
-        raise CheckpointError(f"the tokenizer fails on words: {error}") from error
-    # The package adds the tokens for begin and end, where a tokenizer has them.
-    begin, end = reference.bos_token_id, reference.eos_token_id
-    if ids != expected or ids.count(config.label_id) != len(_CHECK_LABELS):
-        raise CheckpointError("the tokenizer gives words other tokens than transformers' does")
-    if begin not in (None, ids[0]) or end not in (None, ids[-1]):
-        raise CheckpointError(
-            "the tokenizer does not add its bos_token or eos_token to texts, as the package gliner "
-            "does"
-        )
-
-
-def check_row(
-    tokenizer: Tokenizer, rules: SpanRules, text: str
-) -> tuple[list[int], tuple[int, ...], tuple[int, ...]]:
-    """Return the token ids of a text with labels, for the self-check, and positions in them.
-
-    Returns:
-        The ids, the position of each word's first token, and the position of each label's token.
-    """
-    prompt = _prompt(rules)
-    encoding = tokenizer.encode([*prompt, *text.split()[: rules.max_words]], is_pretokenized=True)
-    first = first_tokens(encoding.word_ids)
-    words = tuple(position for word, position in first.items() if word >= len(prompt))
-    return encoding.ids, words, tuple(first[2 * i] for i in range(len(_CHECK_LABELS)))
-
-
-def _prompt(rules: SpanRules) -> list[str]:
-    labels = [word for label in _CHECK_LABELS for word in (rules.label_marker, label)]
-    return [*labels, rules.text_marker]

@@ -45,9 +45,8 @@ class _Packed(nn.Module):
         self.optional = tuple(optional)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        arrays = dict(zip((*INPUT_NAMES, *self.optional), inputs, strict=True))
-        words = {name: arrays.pop(name) for name in WORD_NAMES if name in arrays}
-        return self.model.forward_packed(**arrays, words=words or None)
+        names = *INPUT_NAMES, *self.optional
+        return self.model.forward_packed(**dict(zip(names, inputs, strict=True)))
 
 
 def _lstm(x: Any, w: Any, r: Any, b: Any) -> Any:  # noqa: ANN401

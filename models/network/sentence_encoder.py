@@ -132,19 +132,19 @@ class SentenceEncoder(nn.Module):
         pooling_mask: Tensor,
         adapters: Tensor | None = None,
         token_types: Tensor | None = None,
-        words: Words | None = None,
+        **words: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return each of `outputs` for a packed batch, in float32.
 
-        The arguments are the fields of `models.packing.PackedBatch`, and `words` has those of
-        `PackedWords`, by name, for the output "spans".
+        The arguments are the fields of `models.packing.PackedBatch`, and for the output "spans"
+        those of `PackedWords`.
         """
         inputs = input_ids, padded_index, packed_index, attention_mask
         if self.reads_first_tokens:
             first = self.encoder.first_tokens(*inputs, token_types)  # (B, D)
             return (self.head(first[:, None], pooling_mask[:, :1]),)
         tokens = self.encoder.forward_packed(*inputs, adapters, token_types)  # (T, D)
-        if words is not None:
+        if words:
             return (self._span_scores(tokens, words),)
         pad = Rows(padded_index, packed_index).pad
         mask = self.unskipped(pooling_mask, pad(input_ids))

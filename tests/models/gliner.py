@@ -36,19 +36,18 @@ class Gliner(nn.Module):
         self.tokenizer, self.config = tokenizer, config
         width, own = config["hidden_size"], config["encoder_config"]
         token_width = own.get("hidden_size", own.get("dim"))
-        layers = {"bert_layer": nn.ModuleDict({"model": encoder})}
+        self.token_rep_layer: Any = nn.ModuleDict({"bert_layer": nn.ModuleDict({"model": encoder})})
         if token_width != width:
-            layers["projection"] = nn.Linear(token_width, width)
-        self.token_rep_layer = nn.ModuleDict(layers)
+            self.token_rep_layer["projection"] = nn.Linear(token_width, width)
         if count := config["num_rnn_layers"]:
             lstm = nn.LSTM(width, width // 2, count, batch_first=True, bidirectional=True)
-            self.rnn = nn.ModuleDict({"lstm": lstm})
+            self.rnn: Any = nn.ModuleDict({"lstm": lstm})
         projections = {
             "project_start": _projection(width, width),
             "project_end": _projection(width, width),
             "out_project": _projection(2 * width, width),
         }
-        self.span_rep_layer = nn.ModuleDict({"span_rep_layer": nn.ModuleDict(projections)})
+        self.span_rep_layer: Any = nn.ModuleDict({"span_rep_layer": nn.ModuleDict(projections)})
         self.prompt_rep_layer = _projection(width, width)
 
     @torch.no_grad()

@@ -21,7 +21,7 @@ from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import SourceError, resolve
 from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
-from models.packing import NO_TOKEN, WORD_NAMES, PackedBatch, pack
+from models.packing import INPUT_NAMES, NO_TOKEN, WORD_NAMES, PackedBatch, pack
 from service.inference.tokenizing.labelled_texts import LabelledTexts
 from tests.models.checkpoints import edit_json, edit_tensors, write_json
 from tests.models.gliner import KINDS, Gliner, save_gliner
@@ -51,9 +51,8 @@ def packed(rows: list[Any]) -> PackedBatch:
 
 
 def run_packed(model: SentenceEncoder, batch: PackedBatch) -> torch.Tensor:
-    arrays = {name: torch.from_numpy(array) for name, array in batch.inputs().items()}
-    words = {name: torch.from_numpy(array) for name, array in batch.inputs(WORD_NAMES).items()}
-    (spans,) = model.forward_packed(**arrays, words=words)
+    arrays = batch.inputs((*INPUT_NAMES, *WORD_NAMES))
+    (spans,) = model.forward_packed(**{n: torch.from_numpy(own) for n, own in arrays.items()})
     return spans
 
 
@@ -209,6 +208,7 @@ SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"post_fusion_schema": "l2l-l2t"}, "post_fusion_schema is 'l2l-l2t'; only ''"),
     ({"fuse_layers": True}, "fuse_layers is True; only False"),
     ({"embed_ent_token": False}, "embed_ent_token is False; only True"),
+    ({"embed_ent_token": None}, "embed_ent_token is None; only True"),
     ({"labels_encoder": "bge"}, "labels_encoder is 'bge'; only None"),
     ({"labels_decoder": "gpt2"}, "labels_decoder is 'gpt2'; only None"),
     ({"relations_layer": "dot"}, "relations_layer is 'dot'; only None"),
