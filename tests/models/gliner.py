@@ -158,7 +158,8 @@ def save_gliner(folder: Path, kind: str, **changes: object) -> Gliner:
         mean = 1.0 if "norm" in key.lower() and key.endswith("weight") else 0.0
         is_matrix = parameter.dim() == 2 and "bert_layer" not in key
         # Logits of 1 to 10, so that few entities are within rounding of each other.
-        std = 1.3 * parameter.shape[-1] ** -0.5 if is_matrix else 0.15
+        gain = 1.3 if config["num_rnn_layers"] else 0.9
+        std = gain * parameter.shape[-1] ** -0.5 if is_matrix else 0.15
         nn.init.normal_(parameter, mean=mean, std=std)
     save_file(model.state_dict(), folder / "model.safetensors")
     write_json(folder / "gliner_config.json", config)

@@ -13,7 +13,6 @@ import numpy as np
 
 from service.inference.call_options import CallOptions
 from service.inference.results.loaded_model import LoadedModel
-from service.inference.results.scores import ACTIVATIONS
 from service.inference.results.tags import Entity, Tags
 from service.inference.results.vectors import Vectors
 from service.inference.tokenizing.rows import Row
@@ -69,8 +68,9 @@ def decode(text: str, row: Row, logits: Vectors, labels: EntityLabels) -> list[E
     words = [span for span in row.offsets or () if span is not None]  # those with tokens, n
     width = logits.shape[1]
     by_word = logits.reshape(len(row.words), -1, width)[: len(words)].swapaxes(1, 2)  # (n, W, C)
-    # Rounded to float32, as in the package: saturated scores are equal there.
-    scores = ACTIVATIONS["sigmoid"](by_word.astype(np.float64)).astype(np.float32)
+    # In float32 and by these steps, as in torch: high scores have the same ties there.
+    with np.errstate(over="ignore"):
+        scores = 1 / (1 + np.exp(-by_word.astype(np.float32)))
     starts, extra, columns = np.nonzero(scores > np.float32(labels.threshold))
     is_inside = starts + extra < len(words)
     starts, extra, columns = starts[is_inside], extra[is_inside], columns[is_inside]
