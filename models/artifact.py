@@ -52,7 +52,7 @@ TABLE_ENGINE = "numpy"
 
 # Names of the outputs of graphs. From "weights", one weight per token, the service computes sparse
 # vectors.
-Output = Literal["pooled", "tokens", "logits", "sparse", "weights", "tags", "multi"]
+Output = Literal["pooled", "tokens", "logits", "sparse", "weights", "tags", "multi", "spans"]
 # Similarities of two vectors, and MaxSim of two multi-vectors. "euclidean" and "manhattan" are
 # negative distances, so that the most similar document has the highest score.
 SimilarityName = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim"]
@@ -68,6 +68,7 @@ SIMILARITIES: Mapping[Output, tuple[SimilarityName, ...]] = {
 _Size = Annotated[int, within(1, 2**24)]
 _Count = Annotated[int, within(0, 2**31)]
 _TokenId = Annotated[int, within(0, 2**24)]
+_Position = Annotated[int, within(-1, 2**14)]
 _Tokens = Annotated[int, within(1, 2**20)]
 _Name = Annotated[str, length(1, 256)]
 _Text = Annotated[str, length(0, 2**16)]
@@ -264,6 +265,25 @@ class PairTemplate:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpanRules:
+    """Rules for the rows of a model that finds entities with labels of the request.
+
+    A row has the marker of labels before each label, the marker of the text, and the text's words.
+
+    Attributes:
+        label_marker: Token before each label, whose vector stands for the label.
+        text_marker: Text before the words of the text; a token, if the vocabulary has it.
+        max_words: Maximum number of words of a text.
+        max_width: Maximum number of words of an entity.
+    """
+
+    label_marker: _Name
+    text_marker: _Name
+    max_words: _Tokens
+    max_width: Annotated[int, within(1, 2**10)]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """Description of an artifact.
 
@@ -302,6 +322,7 @@ class Manifest:
         versions: Versions of the libraries used for the export, by library name.
         pair_template: Texts around a query and a document. Prompts are instructions then. None: the
             tokenizer alone makes a row of a pair.
+        spans: Rules for rows with labels; None: rows have none.
     """
 
     name: _Text
@@ -332,6 +353,7 @@ class Manifest:
     files: Mapping[Annotated[str, length(1, 1024)], _Sha256]
     versions: Mapping[_Text, _Text]
     pair_template: PairTemplate | None = None
+    spans: SpanRules | None = None
 
     @property
     def is_static(self) -> bool:
@@ -352,11 +374,16 @@ class Check:
         rows: Token ids of each input.
         outputs: Reference vectors, by output name. "tokens" and "multi" have the vectors of
             the first few inputs, "tags" and "weights" those of all, one per token and concatenated.
-            The others have one vector per input.
-        texts: Text of each input; empty for a classifier, whose inputs include pairs of texts.
+            "spans" has those of all inputs, one per pair of a word and a label. The others have one
+            vector per input.
+        texts: Text of each input; empty for a classifier, whose inputs include pairs of texts, and
+            for a model whose inputs include labels.
         adapters: Index of each input's adapter, or `models.packing.NO_ADAPTER`.
         token_types: Type of each token of each input; empty: all have type 0.
         unattended: Number of last tokens of each input that no token attends to.
+        words: Position of the first token of each word of each input, or `models.packing.NO_TOKEN`;
+            empty: no words.
+        labels: Position of the token of each label of each input; empty: no labels.
     """
 
     rows: Annotated[list[Annotated[list[_TokenId], length(1, 2**14)]], length(1, 1024)]
@@ -365,6 +392,8 @@ class Check:
     adapters: list[Annotated[int, within(-1, 1024)]]
     token_types: list[list[Annotated[int, within(0, 1024)]]]
     unattended: list[_Count]
+    words: tuple[Annotated[tuple[_Position, ...], length(1, 2**14)], ...] = ()
+    labels: tuple[Annotated[tuple[_Count, ...], length(1, 2**10)], ...] = ()
 
 
 @dataclass(frozen=True)

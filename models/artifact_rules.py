@@ -40,6 +40,13 @@ _MANIFEST_RULES: _Rules = (
         lambda m: not {"logits", "tags"} & {*m.outputs} or len(m.labels) == m.width,
     ),
     (
+        "spans must be the rules of the output spans, whose width is their max_width",
+        lambda m: (
+            ("spans" in m.outputs) == (m.spans is not None)
+            and (m.spans is None or m.width == m.spans.max_width)
+        ),
+    ),
+    (
         "matryoshka_dimensions must not exceed width",
         lambda m: max(m.matryoshka_dimensions, default=0) <= m.width,
     ),
@@ -143,6 +150,16 @@ _CHECK_RULES: _Rules = (
     (
         "token_types must be empty, or have one number for each token",
         lambda c, _: not c.token_types or [*map(len, c.token_types)] == [*map(len, c.rows)],
+    ),
+    (
+        "words and labels must have positions in each row for the output spans, and else be empty",
+        lambda c, m: (
+            len(c.words) == len(c.labels) == (len(c.rows) if m.spans else 0)
+            and all(
+                max(*words, *labels) < len(row)
+                for row, words, labels in zip(c.rows, c.words, c.labels, strict=False)
+            )
+        ),
     ),
     (
         "texts must be empty, or have one text for each row",

@@ -6,7 +6,7 @@ the padded layout `(B, L)`, which attention needs.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import chain
 from typing import TypeVar
 
@@ -23,6 +23,37 @@ INPUT_NAMES = ("input_ids", "padded_index", "packed_index", "attention_mask", "p
 COMPUTED_NAMES = ("token_order", "cumulative_lengths")
 # Index of the adapter of a row without one.
 NO_ADAPTER = -1
+# Position of the first token of a word without tokens.
+NO_TOKEN = -1
+
+
+@dataclass(frozen=True)
+class PackedWords:
+    """Index arrays of the words and labels in a batch, by input name.
+
+    The rows have N words, of up to K in one row, up to C labels, and P pairs of a word and a label.
+
+    Attributes:
+        word_tokens: `(N,)` int64, 1 + the index of each word's first token among the T packed
+            tokens; 0 for a word without tokens.
+        padded_words: `(B, K)` int64, index into the N words for each padded word; 0 at padding.
+        packed_words: `(N,)` int64, index into the `B * K` padded words for each word.
+        word_counts: `(B,)` int64, number of words in each row.
+        label_tokens: `(B, C)` int64, index of each label's token among the T packed tokens; 0 at
+            padding.
+        pairs: `(P,)` int64, index into the `B * K * C` padded pairs for each pair, words first.
+    """
+
+    word_tokens: NDArray[np.int64]
+    padded_words: NDArray[np.int64]
+    packed_words: NDArray[np.int64]
+    word_counts: NDArray[np.int64]
+    label_tokens: NDArray[np.int64]
+    pairs: NDArray[np.int64]
+
+
+# Inputs of graphs that compute the output "spans".
+WORD_NAMES = tuple(field.name for field in fields(PackedWords))
 
 
 @dataclass(frozen=True)
@@ -41,6 +72,7 @@ class PackedBatch:
         pooling_mask: `(B, L)` float32, 1 at the tokens to pool and 0 elsewhere.
         adapters: `(T,)` int64, index of each token's adapter, or `NO_ADAPTER`.
         token_types: `(T,)` int64, type of each token: 1 in the second text of a pair.
+        words: Index arrays of words and labels, which are inputs too; None: rows without words.
     """
 
     input_ids: NDArray[np.int64]
@@ -50,6 +82,7 @@ class PackedBatch:
     pooling_mask: NDArray[np.float32]
     adapters: NDArray[np.int64]
     token_types: NDArray[np.int64]
+    words: PackedWords | None = None
 
     @property
     def rows(self) -> int:
@@ -75,7 +108,7 @@ class PackedBatch:
         self, names: Iterable[str] = INPUT_NAMES
     ) -> dict[str, NDArray[np.int64] | NDArray[np.int32] | NDArray[np.float32]]:
         """Return the arrays with the given input names, by name."""
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self.words if name in WORD_NAMES else self, name) for name in names}
 
 
 def round_up(batch: PackedBatch, tokens: int, length: int) -> PackedBatch:
@@ -100,6 +133,7 @@ def round_up(batch: PackedBatch, tokens: int, length: int) -> PackedBatch:
         pooling_mask=_zero_pad(batch.pooling_mask, padded),
         adapters=_zero_pad(batch.adapters, flat),
         token_types=_zero_pad(batch.token_types, flat),
+        words=batch.words,
     )
 
 
@@ -116,6 +150,8 @@ def pack(
     adapters: Sequence[int] | None = None,
     token_types: Sequence[Sequence[int]] | None = None,
     unattended: Sequence[int] | None = None,
+    words: Sequence[Sequence[int]] | None = None,
+    labels: Sequence[Sequence[int]] | None = None,
 ) -> PackedBatch:
     """Return the rows as one packed batch.
 
@@ -127,6 +163,8 @@ def pack(
         token_types: Type of each token of each row; None: type 0.
         unattended: Number of last tokens of each row that no token attends to, as of the tokens
             that expand a query in ColBERT; None: none.
+        words: Position in its row of the first token of each word, or `NO_TOKEN`; None: no words.
+        labels: Position in its row of the token of each label; None: no labels.
 
     Raises:
         ValueError: There are no rows, or no token of a row would be pooled or attended to.
@@ -159,7 +197,46 @@ def pack(
         pooling_mask=(is_token & (positions >= skipped[:, None])).astype(np.float32),
         adapters=np.repeat(np.asarray(adapters, np.int64), lengths),
         token_types=np.zeros_like(input_ids) if token_types is None else _concatenated(token_types),
+        words=None if words is None else _pack_words(lengths, words, labels or ()),
     )
+
+
+def _pack_words(
+    lengths: NDArray[np.int64], words: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
+) -> PackedWords:
+    """Return the index arrays of words and labels in rows of the given lengths, `(B,)`."""
+    starts = np.cumsum(lengths) - lengths  # (B,)
+    counts, label_counts = (
+        np.fromiter(map(len, each), np.int64, len(each)) for each in (words, labels)
+    )
+    positions = _concatenated(words)  # (N,)
+    is_word = np.arange(counts.max()) < counts[:, None]  # (B, K)
+    is_label = np.arange(label_counts.max()) < label_counts[:, None]  # (B, C)
+    padded_words = np.zeros(is_word.shape, np.int64)
+    padded_words[is_word] = np.arange(len(positions))
+    label_tokens = np.zeros(is_label.shape, np.int64)
+    label_tokens[is_label] = _concatenated(labels) + np.repeat(starts, label_counts)
+    return PackedWords(
+        word_tokens=np.where(positions == NO_TOKEN, 0, positions + np.repeat(starts, counts) + 1),
+        padded_words=padded_words,
+        packed_words=np.flatnonzero(is_word),
+        word_counts=counts,
+        label_tokens=label_tokens,
+        pairs=np.flatnonzero(is_word[:, :, None] & is_label[:, None]),
+    )
+
+
+def first_tokens(word_ids: Iterable[int | None]) -> dict[int, int]:
+    """Return the position of the first token of each word that has tokens, by word.
+
+    Args:
+        word_ids: Index of each token's word; None for special tokens.
+    """
+    positions: dict[int, int] = {}
+    for position, word in enumerate(word_ids):
+        if word is not None:
+            positions.setdefault(word, position)
+    return positions
 
 
 def _concatenated(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:

@@ -147,6 +147,8 @@ def example_request(manifest: Manifest) -> tuple[str, dict[str, object]]:
         return "/rerank", {"query": "Where did the cat sit?", "documents": documents}
     if manifest.outputs[0] == "tags":
         return "/tag", {"inputs": "Sarah lives in London."}
+    if manifest.outputs[0] == "spans":
+        return "/tag", {"inputs": "Sarah lives in London.", "labels": ["person", "city"]}
     path = "/classify" if kind == "classifier" else "/encode"
     return path, {"inputs": EXAMPLE_INPUTS}
 

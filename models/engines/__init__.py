@@ -328,9 +328,17 @@ def _results(run: Run, output: Output, check: Check) -> NDArray[np.float32]:
         adapters = [check.adapters[index] for index in indices]
         types = [check.token_types[index] for index in indices] if check.token_types else None
         unattended = [check.unattended[index] for index in indices]
-        packed = pack(batch, adapters=adapters, token_types=types, unattended=unattended)
-        (result,) = run(packed, [output])  # (B, W), or (T, W)
-        sizes = [len(row) if OUTPUTS[output].per_token else 1 for row in batch]
+        words, labels = (
+            [each[index] for index in indices] if each else None
+            for each in (check.words, check.labels)
+        )
+        packed = pack(batch, None, adapters, types, unattended, words, labels)
+        (result,) = run(packed, [output])  # (B, W), (T, W) or (P, W)
+        sizes = [1] * len(batch)
+        if OUTPUTS[output].per_token:
+            sizes = list(map(len, batch))
+        elif words and labels and OUTPUTS[output].per_pair:
+            sizes = [len(a) * len(b) for a, b in zip(words, labels, strict=True)]
         results |= zip(indices, np.split(result, np.cumsum(sizes)[:-1]), strict=True)
     return np.concatenate([results[index] for index in range(len(check.rows))])
 

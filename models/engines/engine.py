@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.artifact import Output
 from models.engines.outputs import Precision
-from models.packing import COMPUTED_NAMES, PackedBatch
+from models.packing import COMPUTED_NAMES, WORD_NAMES, PackedBatch
 from models.printable import printable
 
 # Runs a batch and returns the named outputs, in the order of the names.
@@ -148,7 +148,7 @@ class Engine(Protocol):
         """Run functions of all compiled variants of the graph, for the self-check."""
 
     def run(self, batch: PackedBatch, output: Output = "pooled") -> NDArray[np.float32]:
-        """Return one vector per row, `(B, W)`, or per token, `(T, W)`; see `engines.OUTPUTS`."""
+        """Return the vectors of an output, such as one per row, `(B, W)`; see `OutputSpec`."""
 
     def run_outputs(
         self, batch: PackedBatch, outputs: Sequence[Output]
@@ -239,13 +239,14 @@ class CpuEngine:
 
 
 def check_inputs(names: Iterable[str]) -> list[str]:
-    """Return the names of a graph's inputs, each an array of `PackedBatch`.
+    """Return the names of a graph's inputs, each an array of `PackedBatch` or of its words.
 
     Raises:
         EngineError: The graph has another input.
     """
     own = list(names)
-    known = {field.name for field in fields(PackedBatch)}.union(COMPUTED_NAMES)
+    known = {field.name for field in fields(PackedBatch)} - {"words"}
+    known |= {*COMPUTED_NAMES, *WORD_NAMES}
     if unknown := {*own} - known:
         raise EngineError(f"the graph has an unknown input: {printable(min(unknown))}")
     return own

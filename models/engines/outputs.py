@@ -46,12 +46,14 @@ class OutputSpec:
         bounds: Worst acceptable agreement with PyTorch, by precision of the engine. For int8 they
             hold at export; those of a start are narrower, see `int8_bounds`.
         per_token: Whether a batch has one vector per token, `(T, W)`, in place of one per row.
+        per_pair: Whether a batch has one vector per pair of a word and a label, `(P, W)`.
         per_element: Whether each element is compared on its own, as `compare` describes.
     """
 
     shape: str
     bounds: Bounds
     per_token: bool = False
+    per_pair: bool = False
     per_element: bool = False
 
 
@@ -85,6 +87,7 @@ OUTPUTS: dict[Output, OutputSpec] = {
     "weights": OutputSpec("(L, 1)", _OF_TAGS, per_token=True, per_element=True),
     "tags": OutputSpec("(L, C)", _OF_TAGS, per_token=True, per_element=True),
     "multi": OutputSpec("(L, W)", _OF_TOKENS, per_token=True),
+    "spans": OutputSpec("(words * labels, W)", _OF_TAGS, per_pair=True, per_element=True),
 }
 
 

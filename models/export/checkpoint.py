@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.add_layer_norm import LayerNorm
 from models.artifact import Output
-from models.export import classifier, hybrid, logit_score, lora, masked_lm, multi_vector
+from models.export import classifier, gliner, hybrid, logit_score, lora, masked_lm, multi_vector
 from models.export.families import (
     FAMILIES,
     FAMILIES_OF_CODE,
@@ -103,12 +103,17 @@ def _build(
     """Return the model with its weights; see `load`."""
     transformer = sentence_config.transformer
     network = _network_folder(folder, transformer)
-    tensors = _plain_names(family, folder.tensors(network))
+    head_tensors: dict[str, Tensor] = {}
+    if sentence_config.spans:
+        tensors, head_tensors = gliner.split_tensors(folder)
+    else:
+        tensors = folder.tensors(network)
+    tensors = _plain_names(family, tensors)
     if folder.has(join(transformer, lora.CONFIG)):
         _add_updates(tensors, _plain_names(family, lora.read_updates(folder, transformer)))
     reads_pairs = sentence_config.outputs == ("logits",)
     has_types = sentence_config.token_types and config.type_vocab_size > 1
-    sparse = None
+    sparse = spans = None
     try:
         encoder = Encoder(config)
         layout = _layout(family, encoder, tensors)
@@ -116,6 +121,8 @@ def _build(
             sparse = masked_lm.take_head(
                 family, config, sentence_config.sparse, layout, tensors, _fill
             )
+        if sentence_config.spans:
+            spans = gliner.make_head(sentence_config.spans, config.d_model, head_tensors, _fill)
         model = SentenceEncoder(
             encoder,
             sentence_config.pooling,
@@ -123,6 +130,7 @@ def _build(
             outputs=sentence_config.outputs,
             token_heads=_token_heads(folder, family, config, sentence_config, tensors),
             sparse=sparse,
+            spans=spans,
             pools_logits=sentence_config.pools_logits,
             skipped_id=sentence_config.skipped_id,
             has_token_types=reads_pairs and has_types,  # the second text of a pair has type 1
@@ -263,8 +271,15 @@ def read_configs(
     """
     network = _network_folder(folder, transformer_folder(folder))
     name = join(network, "config.json")
-    family, model_type, config = _read_config(folder, name)
-    sentence_config = read_sentence_config(folder, name, (model_type, family), config, overrides)
+    if gliner.is_gliner(folder):
+        name, values = gliner.CONFIG, gliner.read_encoder_config(folder)
+        family, model_type, config = _read_config(values, name)
+        config = gliner.without_limit(config)
+    else:
+        values = folder.json(name, dict)
+        family, model_type, config = _read_config(values, name)
+    of_family = model_type, family
+    sentence_config = read_sentence_config(folder, name, values, of_family, config, overrides)
     return family, config, sentence_config
 
 
@@ -303,9 +318,13 @@ def _add_updates(tensors: dict[str, Tensor], updates: Mapping[str, Tensor]) -> N
         tensors[name] = tensors[name].float() + update
 
 
-def _read_config(folder: ModelFolder, name: str) -> tuple[Family, str, EncoderConfig]:
-    """Return the family, `model_type` and encoder config that the config.json `name` describes."""
-    config = folder.json(name, dict)
+def _read_config(config: dict[str, Any], name: str) -> tuple[Family, str, EncoderConfig]:
+    """Return the family, `model_type` and encoder config of the content of config.json.
+
+    Args:
+        config: Content of the file.
+        name: Name of the file, for error messages.
+    """
     model_type = str(config.get("model_type"))
     family = _family(model_type, _network_classes(config))
     if config.get("model_type") is None:  # as in the original files of Jina v3

@@ -23,6 +23,7 @@ from models.artifact import (
     Check,
     Graph,
     Manifest,
+    SpanRules,
     TokenRules,
     hashes,
     sha256,
@@ -34,6 +35,7 @@ from models.engines import ENGINES, EngineError, Precision
 from models.engines.engine import missing
 from models.export.calibration import calibrate, distinct
 from models.export.checkpoint import NO_OVERRIDES, load
+from models.export.gliner_rows import check_row
 from models.export.int8.graph import add_int8_graph
 from models.export.int8.quality import QualityBounds, check_outputs
 from models.export.model_folder import CheckpointError, ModelFolder
@@ -56,6 +58,7 @@ from models.export.static_artifact import static_cases, static_check, static_man
 from models.export.token_rules import hybrid_rules, token_rules
 from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
+from models.packing import NO_ADAPTER
 from models.quantization import write_calibration
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
@@ -281,10 +284,10 @@ def _write_graphs(
     """Write the graphs of a target's engines, and the weights that the graphs share."""
     exact = dtype == "float32"
     if not exact:
-        heads = copy.deepcopy((model.heads, model.token_heads, model.sparse))
+        heads = copy.deepcopy((model.heads, model.token_heads, model.sparse, model.spans))
         model = copy.deepcopy(model).to(DTYPES[dtype])
         # Heads stay in float32: in float16, the sigmoids of high logits would be equal.
-        model.heads, model.token_heads, model.sparse = heads
+        model.heads, model.token_heads, model.sparse, model.spans = heads
     graph = trace(model, target)
     write_weights(graph, folder / _WEIGHTS[target])
     graphs: list[Graph] = []
@@ -320,6 +323,8 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
     limit = min(config.max_tokens, _MAX_CHECK_TOKENS)
     tokenizer.enable_truncation(limit, direction=config.truncation_side)
     texts = list(_CHECK_TEXTS)
+    if config.spans:
+        return _check_of_spans(model, tokenizer, config.spans.rules, texts)
     # Half of a sequence classifier's inputs are pairs of texts.
     reads_pairs = "logits" in model.outputs
     pairs = list(zip(texts, reversed(texts), strict=True))[::2] if reads_pairs else []
@@ -338,6 +343,27 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
         for output in model.outputs
     }
     return Check(rows, outputs, [] if pairs else texts, adapters, types, unattended)
+
+
+def _check_of_spans(
+    model: SentenceEncoder, tokenizer: Tokenizer, rules: SpanRules, texts: Sequence[str]
+) -> Check:
+    """Return the self-check of a model that reads labels; the tokenizer truncates its inputs."""
+    inputs = [check_row(tokenizer, rules, text) for text in texts]
+    tokenizer.no_truncation()
+    rows, words, labels = map(list, zip(*inputs, strict=True))
+    results = reference_outputs(model, rows, words=words, labels=labels)
+    spans = [vector for result in results for vector in result["spans"].tolist()]
+    return Check(
+        rows=rows,
+        outputs={"spans": spans},
+        texts=[],
+        adapters=[NO_ADAPTER] * len(rows),
+        token_types=[],
+        unattended=[0] * len(rows),
+        words=tuple(words),
+        labels=tuple(labels),
+    )
 
 
 def _copy(files: ModelFolder, target: Path) -> None:
@@ -386,6 +412,7 @@ def _manifest(
         files=file_hashes,
         versions={**VERSIONS, **_engine_versions()},
         pair_template=config.pair_template,
+        spans=config.spans.rules if config.spans else None,
     )
 
 

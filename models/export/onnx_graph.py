@@ -3,17 +3,19 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx
 import onnx_ir as ir
 import onnxscript
 import torch
+from onnxscript import opset20 as op
 from torch import Tensor, nn
 
 from models.add_layer_norm.onnx_nodes import onnx_translations
 from models.export.attention_nodes import lower_attention, packed_attention
 from models.network.sentence_encoder import SentenceEncoder
-from models.packing import INPUT_NAMES
+from models.packing import INPUT_NAMES, WORD_NAMES
 
 OPSET = 20
 _NO_LIMIT = 2**31
@@ -43,15 +45,25 @@ class _Packed(nn.Module):
         self.optional = tuple(optional)
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        count = len(INPUT_NAMES)
-        optional = dict(zip(self.optional, inputs[count:], strict=True))
-        return self.model.forward_packed(*inputs[:count], **optional)
+        names = *INPUT_NAMES, *self.optional
+        return self.model.forward_packed(**dict(zip(names, inputs, strict=True)))
+
+
+def _lstm(x: Any, w: Any, r: Any, b: Any) -> Any:  # noqa: ANN401
+    """Translate `torch.ops.vitrine.lstm` to the standard operator, which has an axis of directions.
+
+    Its inputs and outputs have the words before the rows.
+    """
+    weights = (op.Unsqueeze(each, [0]) for each in (w, r, b))
+    states, _, _ = op.LSTM(op.Transpose(x, perm=[1, 0, 2]), *weights, hidden_size=r.shape[1])
+    return op.Transpose(op.Squeeze(states, [1]), perm=[1, 0, 2])
 
 
 def trace(model: SentenceEncoder, target: str) -> ir.Model:
     """Return `model` as an ONNX graph that computes in the dtype of the model's weights.
 
-    The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T. The outputs are
+    The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T, and of its words
+    for the output "spans". The outputs are
     `model.outputs`, of the shapes in `models.engines.OUTPUTS`, in float32. Each attention is a
     placeholder node, which `graph_for` replaces.
 
@@ -60,6 +72,7 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
         target: Target hardware, "cpu" or "cuda".
     """
     B, L, T = 3, 5, 11
+    N, K, C, P = 7, 4, 6, 13
     shapes = {
         "input_ids": ("T",),
         "padded_index": ("B", "L"),
@@ -68,11 +81,18 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
         "pooling_mask": ("B", "L"),
         "adapters": ("T",),
         "token_types": ("T",),
+        "word_tokens": ("N",),
+        "padded_words": ("B", "K"),
+        "packed_words": ("N",),
+        "word_counts": ("B",),
+        "label_tokens": ("B", "C"),
+        "pairs": ("P",),
     }
-    sizes = {"B": B, "L": L, "T": T}
+    sizes = {"B": B, "L": L, "T": T, "N": N, "K": K, "C": C, "P": P}
     dimensions = {name: torch.export.Dim(name) for name in sizes}
     dtypes = {"attention_mask": torch.float32, "pooling_mask": torch.float32}
     has = {"adapters": model.encoder.config.adapters, "token_types": model.has_token_types}
+    has |= dict.fromkeys(WORD_NAMES, model.spans is not None)
     optional = [name for name, is_input in has.items() if is_input]
     names = [*INPUT_NAMES, *optional]
     inputs = tuple(
@@ -96,6 +116,7 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
             custom_translation_table={
                 **onnx_translations(target),
                 torch.ops.vitrine.packed_attention.default: packed_attention,
+                torch.ops.vitrine.lstm.default: _lstm,
             },
             verbose=False,
             optimize=False,  # done below, after the norms of constants are folded

@@ -11,7 +11,7 @@ from models.artifact import Artifact, Check, Output
 from models.engines import EngineError, Precision, open_engine, self_check
 from models.engines.outputs import OUTPUTS, compare
 from models.network.sentence_encoder import SentenceEncoder
-from models.packing import NO_ADAPTER, PackedBatch, pack
+from models.packing import NO_ADAPTER, WORD_NAMES, PackedBatch, pack
 
 # Vectors by output.
 Results = Mapping[Output, NDArray[np.float32]]
@@ -90,6 +90,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
     if model.has_token_types:
         types = [[index * 2 // len(row) for index in range(len(row))] for row in rows]
     unattended = unattended_in_turn(model, rows)
+    words, labels = words_in_turn(model, rows)
 
     def packed(indices: Iterable[int], *, skips_prompts: bool = False) -> PackedBatch:
         chosen = list(indices)
@@ -99,6 +100,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
             [adapters[i] for i in chosen],
             [types[i] for i in chosen] if types else None,
             [unattended[i] for i in chosen],
+            *([each[i] for i in chosen] if each else None for each in (words, labels)),
         )
 
     shorter, longer = range(len(short)), range(len(short), len(rows))
@@ -109,7 +111,8 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
     def joined(results: Sequence[Results]) -> Results:
         return {o: np.concatenate([result[o] for result in results]) for o in outputs}
 
-    expected = reference_outputs(model, rows, None, adapters, types, unattended)
+    expected = reference_outputs(model, rows, None, adapters, types, unattended, words, labels)
+    of_longest = words_in_turn(model, longest)
     cases = [
         Case(
             "check inputs",
@@ -120,6 +123,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
                     [check.adapters[i]],
                     [check.token_types[i]] if check.token_types else None,
                     [check.unattended[i]],
+                    *([each[i]] if each else None for each in (check.words, check.labels)),
                 )
                 for i, row in enumerate(check.rows)
             ),
@@ -127,13 +131,22 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
         ),
         Case(
             "each row alone",
-            (*(packed([i]) for i in range(len(rows))), pack(longest)),
-            joined([*expected, *reference_outputs(model, longest)]),
+            (
+                *(packed([i]) for i in range(len(rows))),
+                pack(longest, words=of_longest[0], labels=of_longest[1]),
+            ),
+            joined(
+                [
+                    *expected,
+                    *reference_outputs(model, longest, words=of_longest[0], labels=of_longest[1]),
+                ]
+            ),
         ),
         Case("in batches", (packed(shorter), packed(longer)), joined(expected)),
         Case("batch, shuffled", (packed(order),), joined([expected[i] for i in order])),
     ]
-    is_pooled = not (OUTPUTS[model.outputs[0]].per_token or model.reads_first_tokens)
+    first = OUTPUTS[model.outputs[0]]
+    is_pooled = not (first.per_token or first.per_pair or model.reads_first_tokens)
     if is_pooled:  # otherwise prompts are not supported
         batches = packed(shorter, skips_prompts=True), packed(longer, skips_prompts=True)
         pooled = reference_outputs(model, rows, prompts, adapters, types, unattended)
@@ -198,6 +211,24 @@ def unattended_in_turn(model: SentenceEncoder, rows: Sequence[Sequence[int]]) ->
     return [min([len(row) // 4, *windows]) * (i % 2) for i, row in enumerate(rows)]
 
 
+def words_in_turn(
+    model: SentenceEncoder, rows: Sequence[Sequence[int]]
+) -> tuple[list[list[int]] | None, list[list[int]] | None]:
+    """Return the positions of words and of labels in rows of a model with spans; else None.
+
+    Rows have one to three labels, and words of one or two tokens after them.
+    """
+    if model.spans is None:
+        return None, None
+    words: list[list[int]] = []
+    labels: list[list[int]] = []
+    for i, row in enumerate(rows):
+        count = min(1 + i % 3, len(row) - 1)
+        labels.append([*range(count)])
+        words.append([*range(count, len(row), 1 + i % 2)])
+    return words, labels
+
+
 def reference_outputs(
     model: SentenceEncoder,
     rows: list[list[int]],
@@ -205,10 +236,12 @@ def reference_outputs(
     adapters: list[int] | None = None,
     token_types: list[list[int]] | None = None,
     unattended: list[int] | None = None,
+    words: Sequence[Sequence[int]] | None = None,
+    labels: Sequence[Sequence[int]] | None = None,
 ) -> list[Results]:
     """Return PyTorch's outputs for each row, computed one row at a time without padding.
 
-    There is one vector per row, `(1, W)`, or one per token, `(L, W)`.
+    There is one vector per row, `(1, W)`, per token, `(L, W)`, or per pair, `(P, W)`.
 
     Args:
         model: Exported model, in float32.
@@ -218,6 +251,8 @@ def reference_outputs(
         adapters: Index of each row's adapter, or `NO_ADAPTER`; None: no adapters.
         token_types: Type of each token of each row; None: type 0.
         unattended: Number of last tokens of each row that no token attends to; None: none.
+        words: Positions of each row's words; see `pack`.
+        labels: Positions of each row's labels.
     """
     prompt_tokens = prompt_tokens or [0] * len(rows)
     adapters = adapters or [NO_ADAPTER] * len(rows)
@@ -229,8 +264,14 @@ def reference_outputs(
         attended = (positions < len(row) - unattended[i]).float()[None]
         pooled = (positions >= prompt_tokens[i]).float()[None]
         own = None if adapters[i] == NO_ADAPTER else torch.tensor([adapters[i]])
+        of_words = None
+        if words is not None and labels is not None:
+            arrays = pack([row], words=[words[i]], labels=[labels[i]]).inputs(WORD_NAMES)
+            of_words = {name: torch.from_numpy(array) for name, array in arrays.items()}
         with torch.no_grad():
-            results = model.forward_all(torch.tensor([row]), attended, pooled, own, types[i])
+            results = model.forward_all(
+                torch.tensor([row]), attended, pooled, own, types[i], of_words
+            )
         vectors = (result.reshape(-1, result.shape[-1]).numpy() for result in results)
         outputs.append(dict(zip(model.outputs, vectors, strict=True)))
     return outputs

@@ -11,6 +11,7 @@ from typing import Any
 from models.artifact import Artifact, Output, PairTemplate, SimilarityName
 from models.export import (
     classifier,
+    gliner,
     hybrid,
     logit_score,
     masked_lm,
@@ -18,6 +19,7 @@ from models.export import (
     token_classifier,
 )
 from models.export.families import Family
+from models.export.gliner import SpanConfig
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults
 from models.export.modules import (
@@ -45,6 +47,7 @@ from models.export.tasks import (
     LOGITS_OF_TOKENS,
     MULTI_VECTOR,
     SCORES,
+    SPANS,
     SPARSE,
     TOKEN_CLASSIFICATION,
     Task,
@@ -85,6 +88,7 @@ class SentenceConfig:
         sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
         routes: Modules of queries and of documents; None: all texts pass through the same.
         multi: Settings of a multi-vector model; None: another model.
+        spans: Settings of a GLiNER model; None: another model.
         unweighted: Tokens without a weight, if sparse vectors consist of the weights of tokens.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
@@ -113,6 +117,7 @@ class SentenceConfig:
     sparse: SparseConfig | None
     routes: Routes | None
     multi: MultiVectorConfig | None
+    spans: SpanConfig | None
     unweighted: tuple[str, ...]
     lowercase: bool
     prompts: Mapping[str, str]
@@ -169,6 +174,7 @@ def overrides_of(artifact: Artifact) -> Overrides:
 def read_sentence_config(
     folder: ModelFolder,
     network: str,
+    hyperparameters: Mapping[str, Any],
     family: tuple[str, Family],
     config: EncoderConfig,
     overrides: Overrides,
@@ -178,6 +184,7 @@ def read_sentence_config(
     Args:
         folder: Model folder.
         network: Path of the network's config.json, relative to the folder.
+        hyperparameters: Hyperparameters of the network in that file.
         family: `model_type` in config.json, and the family of the model.
         config: Hyperparameters of the encoder.
         overrides: Replacements for settings in the folder.
@@ -188,7 +195,6 @@ def read_sentence_config(
     modules = read_modules(folder)
     transformer = modules[0][1] if modules else ""
     model_type, known = family
-    hyperparameters = folder.json(network, dict)
     choice = overrides.pair_template
     task, sparse = read_task(
         *(folder, modules, hyperparameters, known, overrides.sparse),
@@ -206,6 +212,7 @@ def read_sentence_config(
     multi: MultiVectorConfig | None = None
     projection: int | None = None
     tokens = overrides.tokens
+    spans = gliner.read_config(folder) if task is SPANS else None
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
     elif task is MULTI_VECTOR:
@@ -224,10 +231,9 @@ def read_sentence_config(
     elif task is TOKEN_CLASSIFICATION:
         token_classifier.check_supported(hyperparameters, known, network)
         labels = classifier.read_labels(hyperparameters, network)
-    else:
+    elif task is not SPANS:
         pooling, include_prompt = read_pooling(folder, modules, network, known, overrides.pooling)
-        if known.projection:
-            projection, tokens = _projection(hyperparameters, network, tokens), False
+        projection, tokens = _projection(known, hyperparameters, network, tokens)
         heads = read_heads(folder, modules)
         is_pair = task is SCORES
         labels = classifier.labels_of_scores(heads, include_prompt) if is_pair else ()
@@ -273,6 +279,7 @@ def read_sentence_config(
         sparse=sparse,
         routes=read_routes(folder),
         multi=multi,
+        spans=spans,
         unweighted=tokenizer.unweighted if "weights" in per_token else (),
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
@@ -299,12 +306,18 @@ def _check_overrides(task: Task, overrides: Overrides) -> None:
         )
 
 
-def _projection(config: Mapping[str, Any], network: str, tokens: bool | None) -> int:
-    """Return the width to which the checkpoint projects vectors.
+def _projection(
+    family: Family, config: Mapping[str, Any], network: str, tokens: bool | None
+) -> tuple[int | None, bool | None]:
+    """Return the width to which the checkpoint projects vectors, and whether it has token vectors.
+
+    The width is None if it projects none; then the choice `tokens` is returned.
 
     Raises:
         CheckpointError: The width is invalid, or `tokens` selects token vectors.
     """
+    if not family.projection:
+        return None, tokens
     if tokens:
         raise CheckpointError(
             "token vectors cannot be exported, because the model projects them; the graph projects "
@@ -315,7 +328,7 @@ def _projection(config: Mapping[str, Any], network: str, tokens: bool | None) ->
         raise CheckpointError(
             f"{network}: num_labels is {width!r}; it must be the width of the model's vectors"
         )
-    return width
+    return width, False
 
 
 def _outputs(

@@ -68,6 +68,18 @@ _OTHER_WEIGHTS = {
     "*.gguf": ("GGUF", _ORIGINAL),
     "*.onnx": ("ONNX", _ORIGINAL),
 }
+# Config of a GLiNER model, and what to do where its weights are pickles, or files are missing.
+GLINER_CONFIG = "gliner_config.json"
+_GLINER_PICKLES = (
+    "loading a pickle can run code. Convert them in the model folder: python -c 'import torch; "
+    'from safetensors.torch import save_file as save; save(torch.load("pytorch_model.bin", '
+    'weights_only=True), "model.safetensors")\''
+)
+GLINER_FOLDER = (
+    "where the package gliner is installed, write a complete folder: python -c 'import sys; from "
+    "gliner import GLiNER; GLiNER.from_pretrained(sys.argv[1]).save_pretrained(sys.argv[2], "
+    "safe_serialization=True)' MODEL FOLDER"
+)
 
 
 def resolve(model: str, revision: str | None = None) -> CheckpointSource:
@@ -134,11 +146,14 @@ def _check_files(folder: Path) -> None:
     if not has("*.safetensors"):
         for pattern, (format_name, remedy) in _OTHER_WEIGHTS.items():
             if has(pattern):
+                if format_name == "pickles" and has(GLINER_CONFIG):
+                    remedy = _GLINER_PICKLES
                 raise SourceError(
                     f"{folder} has weights as {format_name}, and no safetensors; {remedy}"
                 )
     # Static models of sentence-transformers have modules.json alone.
-    if not any(map(has, ("config.json", "adapter_config.json", "modules.json"))):
+    configs = ("config.json", "adapter_config.json", "modules.json", GLINER_CONFIG)
+    if not any(map(has, configs)):
         raise SourceError(
             f"{folder} is no model folder: it has no config.json; save a model there with "
             "model.save_pretrained(folder)"
@@ -223,6 +238,8 @@ def _from_hub(model: str, revision: str | None) -> CheckpointSource:
             "--out FOLDER where there is access, and serve a copy of FOLDER"
         ) from error
     if not any(folder.rglob("*.safetensors")):
+        if (folder / GLINER_CONFIG).exists():
+            raise SourceError(f"{model} has no safetensors on the hub; {GLINER_FOLDER}")
         raise SourceError(
             f"{model} has no safetensors on the hub; pickles (pytorch_model.bin), which can run "
             "code, GGUF and ONNX are not read. Look for a revision with safetensors (refs/pr/N) or "

@@ -7,6 +7,7 @@ from typing import Any
 from models.artifact import Output
 from models.export import (
     classifier,
+    gliner,
     hybrid,
     logit_score,
     masked_lm,
@@ -97,6 +98,7 @@ LOGITS_OF_TOKENS = Task(
 )
 SCORES = Task(output="logits", library_class="CrossEncoder", transformer=EMBEDDING.transformer)
 TOKEN_CLASSIFICATION = Task(output="tags", library_class=None, transformer={}, prompts=False)
+SPANS = Task(output="spans", library_class=None, transformer={}, prompts=False)
 SPARSE = Task(
     output="sparse",
     library_class="SparseEncoder",
@@ -130,6 +132,8 @@ def read_task(
     Raises:
         CheckpointError: The modules do not match the network, or a setting is not supported.
     """
+    if gliner.is_gliner(folder):
+        return SPANS, None
     kinds = [kind for kind, _ in modules]
     if SPLADE in kinds:
         return SPARSE, _splade_config(folder, modules[1][1])
@@ -141,12 +145,8 @@ def read_task(
                 "weights of tokens, such as NewForTokenClassification"
             )
         return SPARSE, SparseConfig()
-    if kinds[1:] == [LOGIT_SCORE] or (
-        has_template and not modules and logit_score.is_causal(hyperparameters)
-    ):
-        return LOGITS_OF_TOKENS, None
-    if scores_pairs(folder, modules):
-        return SCORES, None
+    if (task := _task_of_pairs(folder, modules, hyperparameters, has_template)) is not None:
+        return task, None
     is_multi = kinds[1:2] not in ([], ["Pooling"])
     if is_multi or multi_vector.is_stanford(modules, hyperparameters):
         return MULTI_VECTOR, None
@@ -160,6 +160,19 @@ def read_task(
             "classification models only; add a Pooling module"
         )
     return EMBEDDING, None
+
+
+def _task_of_pairs(
+    folder: ModelFolder,
+    modules: Sequence[tuple[str, str]],
+    hyperparameters: Mapping[str, Any],
+    has_template: bool,
+) -> Task | None:
+    """Return the task of a reranker that is no sequence classification model; None: it is none."""
+    is_causal = has_template and not modules and logit_score.is_causal(hyperparameters)
+    if is_causal or [kind for kind, _ in modules[1:]] == [LOGIT_SCORE]:
+        return LOGITS_OF_TOKENS
+    return SCORES if scores_pairs(folder, modules) else None
 
 
 def _splade_config(folder: ModelFolder, subfolder: str) -> SparseConfig:

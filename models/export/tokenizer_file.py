@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, normalizers
 
 from models.artifact import Artifact
 from models.export.checkpoint import read_configs
+from models.export.gliner_rows import check_tokenizer
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
 from models.export.sentence_config import SentenceConfig, overrides_of
 from models.export.token_rules import add_markers
@@ -68,6 +69,8 @@ def read_tokenizer(
     _check_ids(tokenizer, vocab_size)
     if sentence_config.lowercase:
         _add_lowercase(tokenizer)
+    if sentence_config.spans:
+        check_tokenizer(tokenizer, reference, sentence_config.spans)
     if sentence_config.multi:
         add_markers(tokenizer, sentence_config.multi)
     return tokenizer

@@ -12,8 +12,12 @@ from models.network.encoder import Encoder
 from models.network.heads import Head, TruncateHead
 from models.network.packed_attention import Rows
 from models.network.pooling import pool
+from models.network.spans import SpanHead
 from models.network.sparse import SparseHead
 from models.network.taps import NO_TAP, Tap
+
+# Fields of `models.packing.PackedWords`, by name.
+Words = Mapping[str, Tensor]
 
 
 class SentenceEncoder(nn.Module):
@@ -30,6 +34,7 @@ class SentenceEncoder(nn.Module):
         token_heads: Modules applied to every token vector, in order, by output: "tags", "multi" or
             "weights".
         sparse: Head that computes the output "sparse".
+        spans: Head that computes the output "spans".
         pools_logits: Whether the heads are applied to each token, and the results are pooled.
         skipped_id: Token id that pooling skips, wherever it is in a row; None: no token is skipped.
         has_token_types: Whether token types are an input of the exported graph.
@@ -51,6 +56,7 @@ class SentenceEncoder(nn.Module):
         outputs: tuple[Output, ...] = ("pooled", "tokens"),
         token_heads: Mapping[Output, Sequence[Head]] = MappingProxyType({}),
         sparse: SparseHead | None = None,
+        spans: SpanHead | None = None,
         pools_logits: bool = False,
         skipped_id: int | None = None,
         has_token_types: bool = False,
@@ -67,10 +73,13 @@ class SentenceEncoder(nn.Module):
             {output: nn.ModuleList(own) for output, own in token_heads.items()}
         )
         self.sparse = sparse
+        self.spans = spans
         width = encoder.config.d_model
         widths = {output: _output_width(width, own) for output, own in token_heads.items()}
         pooled = _output_width(width * len(self.pooling), heads)
         self.width = encoder.config.vocab_size if sparse else widths.get(outputs[0], pooled)
+        if spans is not None:
+            self.width = spans.max_width
 
     def forward(
         self,
@@ -101,9 +110,16 @@ class SentenceEncoder(nn.Module):
         pooling_mask: Tensor,
         adapters: Tensor | None = None,
         token_types: Tensor | None = None,
+        words: Words | None = None,
     ) -> tuple[Tensor, ...]:
-        """Return each of `outputs` for a dense batch, `(B, W)` or `(B, L, W)`; see `forward`."""
+        """Return each of `outputs` for a dense batch, `(B, W)` or `(B, L, W)`; see `forward`.
+
+        The output "spans", `(P, W)`, needs `words`, the fields of `models.packing.PackedWords` by
+        name, and a single row.
+        """
         tokens = self.encoder(input_ids, attention_mask, token_types, adapters=adapters)
+        if words is not None:
+            return (self._span_scores(tokens[0], words),)
         mask = self.unskipped(pooling_mask, input_ids)
         return tuple(self._output(output, tokens, mask) for output in self.outputs)
 
@@ -116,19 +132,29 @@ class SentenceEncoder(nn.Module):
         pooling_mask: Tensor,
         adapters: Tensor | None = None,
         token_types: Tensor | None = None,
+        **words: Tensor,
     ) -> tuple[Tensor, ...]:
         """Return each of `outputs` for a packed batch, in float32.
 
-        The arguments are the fields of `models.packing.PackedBatch`.
+        The arguments are the fields of `models.packing.PackedBatch`, and for the output "spans"
+        those of `PackedWords`.
         """
         inputs = input_ids, padded_index, packed_index, attention_mask
         if self.reads_first_tokens:
             first = self.encoder.first_tokens(*inputs, token_types)  # (B, D)
             return (self.head(first[:, None], pooling_mask[:, :1]),)
         tokens = self.encoder.forward_packed(*inputs, adapters, token_types)  # (T, D)
+        if words:
+            return (self._span_scores(tokens, words),)
         pad = Rows(padded_index, packed_index).pad
         mask = self.unskipped(pooling_mask, pad(input_ids))
         return tuple(self._output(output, tokens, mask, pad=pad) for output in self.outputs)
+
+    def _span_scores(self, tokens: Tensor, words: Words) -> Tensor:
+        """Return the output "spans", `(P, W)`, of token vectors `(T, D)`."""
+        if self.spans is None:
+            raise ValueError("words must be None: this model has no output 'spans'")
+        return self.spans(tokens, **words)
 
     def _output(
         self,

@@ -1,4 +1,4 @@
-"""`POST /tag`: token classification, such as named entities and parts of speech."""
+"""`POST /tag`: named entities and parts of speech, with the model's labels or the request's."""
 
 from functools import partial
 
@@ -34,6 +34,10 @@ async def tag(request: Request, state: State) -> Response:
     with pointing_at(body.inputs):
         work = model.tag(
             body.texts(),
+            labels=body.labels,
+            threshold=body.threshold,
+            nested=body.nested,
+            multi_label=body.multi_label,
             aggregation=body.aggregation,
             on_overflow=body.on_overflow,
             **options,

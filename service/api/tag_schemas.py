@@ -2,9 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from service.api.schemas import ModelName
+from service.inference.model.arguments import MAX_ENTITY_LABELS
+from service.inference.results.spans import EntityLabels
 from service.inference.results.tags import Aggregation
 
 
@@ -23,18 +25,41 @@ Inputs = Annotated[
 ]
 
 
+EntityLabel = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+
+
 class TagRequest(BaseModel):
-    """Texts whose tokens are classified."""
+    """Texts to find entities in, or whose tokens are classified."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     inputs: Inputs = Field(description="A text, or a list of texts")
+    labels: list[EntityLabel] | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_ENTITY_LABELS,
+        description="Labels of the entities to find, by a GLiNER model; null: the model's labels",
+    )
+    threshold: float = Field(
+        EntityLabels.threshold,
+        ge=0,
+        le=1,
+        description="Score that entities exceed; with `labels`",
+    )
+    nested: bool = Field(
+        EntityLabels.nested, description="Whether an entity can contain others; with `labels`"
+    )
+    multi_label: bool = Field(
+        EntityLabels.multi_label,
+        description="Whether the same span can have several labels; with `labels`",
+    )
     aggregation: Aggregation = Field(
         "simple",
-        description="Rule that merges tokens into entities, as in transformers' pipeline. `none`: "
-        "each token is an entity. `simple`: adjacent tokens are joined by the prefixes `B-` and "
-        "`I-` of their labels. `first`, `average` and `max` first give all tokens of a word one "
-        "label: that of its first token, of its mean scores, or of its most certain token",
+        description="Rule that merges tokens into entities, without `labels`, as in transformers' "
+        "pipeline. `none`: each token is an entity. `simple`: adjacent tokens are joined by the "
+        "prefixes `B-` and `I-` of their labels. `first`, `average` and `max` first give all "
+        "tokens of a word one label: that of its first token, of its mean scores, or of its most "
+        "certain token",
     )
     on_overflow: Literal["truncate", "error"] = Field(
         "truncate",

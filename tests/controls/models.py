@@ -10,6 +10,7 @@ _K = "tests/models/export/test_tokenizer.py::"
 _M = "tests/models/export/test_mutations.py::"
 _I = "tests/models/export/test_int8.py::"
 _Y = "tests/models/export/test_yes_no.py::"
+_G = "tests/models/export/test_gliner.py::"
 
 GUARDS = (
     # Rerankers that are language models.
@@ -643,5 +644,30 @@ GUARDS = (
         "    if not name.isprintable():\n",
         "    if False:\n",
         "tests/service/inference/registry/test_model_names.py",
+    ),
+    # GLiNER.
+    Guard(
+        "models/network/spans.py",
+        "index = torch.where(is_word, counts[:, None] - 1 - position, position)",
+        "index = torch.where(is_word, K - 1 - position, position)",
+        f"{_G}test_engines_compute_the_logits_of_the_package",
+    ),
+    Guard(
+        "models/network/spans.py",
+        "is_inside = position + extra < word_counts[:, None]",
+        "is_inside = position < word_counts[:, None]",
+        f"{_G}test_logits_equal_the_package",
+    ),
+    Guard(
+        "models/export/gliner.py",
+        "max_positions=max(config.max_positions, _MAX_TOKENS)",
+        "max_positions=config.max_positions",
+        f"{_G}test_rows_longer_than_the_position_table_of_deberta",
+    ),
+    Guard(
+        "models/export/gliner_rows.py",
+        "if begin not in (None, ids[0]) or end not in (None, ids[-1]):",
+        "if False:",
+        f"{_G}test_tokenizers_that_differ_from_the_package_are_refused",
     ),
 )

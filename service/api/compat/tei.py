@@ -86,7 +86,7 @@ def _kind(manifest: Manifest) -> str:
 
 
 def _model_type(manifest: Manifest) -> dict[str, dict[str, Any]]:
-    if "tags" in manifest.outputs:  # TEI has no models for token classification
+    if {"tags", "spans"} & {*manifest.outputs}:  # TEI has no models that find entities
         return {}
     if not manifest.labels:
         pooling = "splade" if "sparse" in manifest.outputs else "+".join(manifest.pooling) or "none"

@@ -13,12 +13,15 @@ import numpy as np
 from models.quantization import OutputDtype
 from service.inference.errors import InvalidInput
 from service.inference.explain.options import Deletion, Highlights, Terms
+from service.inference.results.spans import EntityLabels
 from service.inference.results.vectors import EncodeOutput
 from service.inference.tokenizing.chunking import is_integer
 
 _TEXT = frozenset({str})
 _INTEGER = frozenset({int})
 _BYTES = (bytes, bytearray, memoryview)
+# Maximum number of labels of entities; each is part of every row.
+MAX_ENTITY_LABELS = 100
 
 
 def input_list(inputs: object) -> Sequence[str | Sequence[int]]:
@@ -81,6 +84,31 @@ def explanation_of(explain: object) -> Deletion | Highlights | Terms | None:
     raise InvalidInput(
         "explain must be a bool, a Deletion, Highlights or Terms", pointer="/explain"
     )
+
+
+def entity_labels(labels: object, **options: Any) -> EntityLabels | None:  # noqa: ANN401
+    """Return the labels of entities without duplicates, and their options; None: no labels.
+
+    Raises:
+        InvalidInput: A label or an option is invalid, or an option is set without labels.
+    """
+    check_options(**options)
+    if labels is None:
+        for name, value in options.items():
+            if value != getattr(EntityLabels, name):
+                raise InvalidInput(
+                    f"{name} applies to labels, which are not set", pointer=f"/{name}"
+                )
+        return None
+    if isinstance(labels, str):
+        raise InvalidInput("labels must be a list", pointer="/labels")
+    own = text_list(labels, "labels", has_index=False)
+    if not 1 <= len(own) <= MAX_ENTITY_LABELS:
+        raise InvalidInput(f"labels must have 1 to {MAX_ENTITY_LABELS} labels", pointer="/labels")
+    for index, label in enumerate(own):
+        if not label.strip():
+            raise InvalidInput("the label is empty", pointer=f"/labels/{index}")
+    return EntityLabels(labels=tuple(dict.fromkeys(own)), **options)
 
 
 def pair_list(inputs: object) -> Sequence[str | tuple[str, str]]:
@@ -151,6 +179,12 @@ def _is_bool(value: object) -> bool:
     return isinstance(value, bool | np.bool_)
 
 
+def _is_share(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.floating):
+        return False
+    return bool(0 <= value <= 1)
+
+
 def _one_of(names: Sequence[str]) -> tuple[Callable[[Any], bool], str]:
     allowed = frozenset(names)
     return lambda value: isinstance(value, str) and value in allowed, f"one of {', '.join(names)}"
@@ -177,11 +211,12 @@ _OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     **_OPTIONAL,
     **dict.fromkeys(
-        ("with_offsets", "add_special_tokens", "skip_special_tokens"),
+        ("with_offsets", "add_special_tokens", "skip_special_tokens", "nested", "multi_label"),
         (_is_bool, "a bool"),
     ),
     "outputs": _several_of(get_args(EncodeOutput)),
     "dtype": _one_of(get_args(OutputDtype)),
+    "threshold": (_is_share, "a number from 0 to 1"),
 }
 
 

@@ -21,6 +21,7 @@ from service.inference.explain.options import TOP_N, Deletion, Explain, Highligh
 from service.inference.model import chunk_embeddings, scoring
 from service.inference.model.arguments import (
     check_options,
+    entity_labels,
     explanation_of,
     id_lists,
     input_list,
@@ -37,6 +38,7 @@ from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.quantization import Quantizer, make_quantizer
 from service.inference.results.scores import Scores
+from service.inference.results.spans import EntityLabels, find_entities
 from service.inference.results.tags import Aggregation, Tags
 from service.inference.results.vectors import (
     Embeddings,
@@ -432,6 +434,10 @@ class Model(LoadedModel):
         self,
         inputs: str | Sequence[str],
         *,
+        labels: Sequence[str] | None = None,
+        threshold: float = EntityLabels.threshold,
+        nested: bool = EntityLabels.nested,
+        multi_label: bool = EntityLabels.multi_label,
         aggregation: Aggregation = "simple",
         on_overflow: OnOverflow = "truncate",
         timeout_s: float | Deadline | None = None,
@@ -439,26 +445,43 @@ class Model(LoadedModel):
     ) -> Tags:
         """Return the labelled spans of each text, such as named entities or parts of speech.
 
-        The strategies are those of transformers' token classification pipeline, with its numbers.
-        Spans with the label "O" are left out.
+        A token classification model has labels of its own. Its strategies are those of
+        transformers' token classification pipeline, with its numbers, and spans with the label "O"
+        are left out. A GLiNER model finds entities with any labels, as `inference` of the package
+        gliner does.
 
         Args:
             inputs: A text, or a list of texts.
-            aggregation: "none" gives each token as a span. "simple" joins tokens of one entity, by
-                the prefixes "B-" and "I-" of their labels. Before that, "first", "average" and
-                "max" give all tokens of a word one label: that of its first token, of its mean
-                scores, or of its token with the highest score.
+            labels: Labels of the entities to find, by a GLiNER model; duplicates are ignored.
+            threshold: Score from 0 to 1 that entities exceed; with `labels`, as the next two.
+            nested: Whether an entity can contain others.
+            multi_label: Whether the same span can have several labels.
+            aggregation: Without `labels`. "none" gives each token as a span. "simple" joins tokens
+                of one entity, by the prefixes "B-" and "I-" of their labels. Before that, "first",
+                "average" and "max" give all tokens of a word one label: that of its first token, of
+                its mean scores, or of its token with the highest score.
             on_overflow: See `CallArguments`.
             timeout_s: See `QueueArguments`.
             priority: See `QueueArguments`.
 
         Raises:
-            InvalidInput: The model is not a token classification model, or an input is invalid;
-                `index` is the index of the input.
+            InvalidInput: The model is neither kind, or needs labels or has its own, or an input or
+                a label is invalid; `index` is the index of the input.
             VitrineError: Any error of `encode_tokens`, under the same conditions.
         """
         options = call_options(None, on_overflow, timeout_s, priority)
-        return await tags.tag(self, text_list(inputs), aggregation, options)
+        chosen = entity_labels(labels, threshold=threshold, nested=nested, multi_label=multi_label)
+        texts = text_list(inputs)
+        if chosen is None:
+            if self.artifact.manifest.spans:
+                raise InvalidInput(
+                    f"the model {self.name} has no labels of its own; set labels",
+                    pointer="/labels",
+                )
+            return await tags.tag(self, texts, aggregation, options)
+        if aggregation != "simple":
+            raise InvalidInput("aggregation does not apply to labels", pointer="/aggregation")
+        return await find_entities(self, texts, chosen, options)
 
     async def rerank(
         self,

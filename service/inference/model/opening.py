@@ -170,7 +170,8 @@ async def open_model(
     # The self-check runs the check inputs once per output and compiled graph.
     check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)
     cost_s = self_check_s / (check_cost * len(engine.runs) * len(artifact.manifest.outputs))
-    row = Row(check.rows[0], truncated=False, prompt_tokens=0)
+    words, labels = (each[0] if each else () for each in (check.words, check.labels))
+    row = Row(check.rows[0], truncated=False, prompt_tokens=0, words=words, labels=labels)
     probe = [BatchItem(row, artifact.manifest.outputs[:1])]
     batcher: Batcher[BatchItem, RowResults] = Batcher(
         run,
@@ -321,6 +322,9 @@ def _warm_up(
         while length:
             rows = int(max_cost / (length + attention_cost(length)))
             for count in {1, max(1, rows)}:
-                batch = pack([[0] * length] * count)
+                words, labels = (None, None)
+                if artifact.manifest.spans:
+                    words, labels = [range(length)] * count, [range(1)] * count
+                batch = pack([[0] * length] * count, words=words, labels=labels)
                 list(streams.map(run, [batch] * engine.streams))
             length //= 2

@@ -53,6 +53,7 @@ _USES: Mapping[Output, tuple[str, str]] = {
         "classify or, with one label, rerank",
     ),
     "tags": ("tag the tokens of texts", "tag"),
+    "spans": ("find entities with labels of the request", "tag with labels"),
 }
 
 # Outputs that are cached: one small result per row.
@@ -84,7 +85,7 @@ class BatchItem:
         """Everything that the item's results depend on."""
         row = self.row
         numbers = (len(row.ids), row.prompt_tokens, row.adapter, row.unattended)
-        ids = array("i", [*numbers, *row.ids, *row.token_types])
+        ids = array("i", [*numbers, *row.ids, *row.token_types, *row.words, *row.labels])
         return ids.tobytes() + ",".join(self.outputs).encode()
 
 
@@ -211,7 +212,7 @@ class LoadedModel:
             outputs: Outputs of the graph: "pooled" returns a vector `(W,)` per row, "tokens" token
                 vectors `(L, D)`, "multi" multi-vectors `(L, W)`, "sparse" a sparse vector,
                 "weights" token weights `(L, 1)`, "logits" logits `(C,)`, and "tags" the logits of
-                each token, `(L, C)`.
+                each token, `(L, C)`. "spans" returns logits of spans, see `models.network.spans`.
             options: Deadline and priority.
             uses_cache: Whether results can be those of equal rows, computed before.
 
@@ -329,7 +330,8 @@ class LoadedModel:
             tokenize_s = time.perf_counter() - started
             if count_tokens is not None:
                 count_tokens(sum(len(row.ids) for row in rows))
-            if any(OUTPUTS[output].per_token for output in outputs if output != "weights"):
+            specs = [OUTPUTS[output] for output in outputs if output != "weights"]
+            if any(spec.per_token or spec.per_pair for spec in specs):
                 self._check_token_count(rows, max_tokens or self.max_token_vectors)
             outcome = await self.encode_rows(rows, outputs, options)
         except BaseException as error:
@@ -469,9 +471,11 @@ def _run_rows(
         [row.adapter for row in rows],
         [row.token_types or [0] * len(row.ids) for row in rows] if has_types else None,
         [row.unattended for row in rows],
+        [row.words for row in rows] if rows[0].words else None,
+        [row.labels for row in rows] if rows[0].words else None,
     )
     with metrics.batch_seconds.time():
-        results = engine.run_outputs(batch, outputs)  # (B, W) or (T, W) each
+        results = engine.run_outputs(batch, outputs)  # (B, W), (T, W) or (P, W) each
     if not all(np.isfinite(result).all() for result in results):
         raise NotFinite
     metrics.batch_rows.observe(batch.rows)
@@ -486,6 +490,9 @@ def _by_row(
     if output == "sparse":  # most weights are zero
         indices = [np.flatnonzero(vector) for vector in result]
         return [SparseVector(i, v[i]) for i, v in zip(indices, result, strict=True)]
+    if OUTPUTS[output].per_pair:
+        sizes = [len(row.words) * len(row.labels) for row in rows]
+        return np.split(result, np.cumsum(sizes)[:-1])
     if not OUTPUTS[output].per_token:
         return list(result)
     return np.split(result, np.cumsum([len(row.ids) for row in rows])[:-1])

@@ -27,6 +27,8 @@ class Row:
         continues: Whether each token continues the word of the token before it; empty: not
             requested.
         is_looked_up: Whether the row's weights are looked up, without the engine.
+        words: Position of the first token of each word, or `NO_TOKEN`; empty: not requested.
+        labels: Position of the token of each label; empty: the row has no labels.
     """
 
     ids: Sequence[int]
@@ -38,6 +40,8 @@ class Row:
     unattended: int = 0
     continues: Sequence[bool] = ()
     is_looked_up: bool = False
+    words: Sequence[int] = ()
+    labels: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from models.panics import panics_as_errors
 from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
 from service.inference.tokenizing.encodings import TextEncodings, outer_span, slices, spans_of
+from service.inference.tokenizing.labelled_texts import LabelledTexts
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits, PairTokenizer
 from service.inference.tokenizing.rows import NO_PROMPT, Prompt, Row, Span, TokenizedText, fill_row
 from service.inference.tokenizing.shared_tokenizers import (
@@ -185,6 +186,43 @@ class TextTokenizer:
             )
             for text, (row, encoding) in zip(texts, encoded, strict=True)
         ]
+
+    def rows_with_labels(
+        self, texts: Sequence[str], labels: Sequence[str], on_overflow: OnOverflow
+    ) -> list[Row]:
+        """Tokenize each text, with labels before it, into a row with the positions of both.
+
+        Raises:
+            InvalidInput: A text or a label cannot be encoded in UTF-8, or a label is invalid (see
+                `LabelledTexts.rows`). A text is too long, and `on_overflow` is "error", or
+                "truncate_left".
+            TooLarge: A text or a label has too many characters.
+        """
+        for index, text in enumerate(texts):
+            self.check_text(text, index)
+        for index, label in enumerate(labels):
+            try:
+                self.check_text(label, index)
+            except VitrineError as error:
+                error.index, error.pointer = None, f"/labels/{index}"
+                raise
+        rows = self._labelled_texts.rows(texts, labels)
+        for index, row in enumerate(rows):
+            if row.truncated and on_overflow in ("error", "truncate_left"):
+                raise InvalidInput(
+                    "the input has more words or tokens than the model's maximum, and its start "
+                    "cannot be truncated",
+                    code="too_long",
+                    index=index,
+                )
+        return rows
+
+    @cached_property
+    def _labelled_texts(self) -> LabelledTexts:
+        rules, limit = self._manifest.spans, self._manifest.max_tokens
+        if rules is None:
+            raise RuntimeError("the model reads no labels")
+        return LabelledTexts(self._shared.variant(limit), rules, limit)
 
     def _continues(self, text: str, encoding: Encoding) -> list[bool]:
         """Return whether each token continues the word of the token before it."""

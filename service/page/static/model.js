@@ -5,7 +5,7 @@ import { ask, Problem, servedPath } from "./request.js";
 // The server says whether it has the gradient routes, so that the page need not try.
 export const HAS_GRADIENTS = document.querySelector("meta[name=gradients]").content === "enabled";
 
-const KINDS = { pooled: "embedding", sparse: "sparse", multi: "multi", tags: "tags" };
+const KINDS = { pooled: "embedding", sparse: "sparse", multi: "multi", tags: "tags", spans: "tags" };
 const kindOf = ({ outputs: [output], labels }) =>
   KINDS[output] ?? (labels.length === 1 ? "reranker" : "classifier");
 

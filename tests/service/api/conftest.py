@@ -29,6 +29,7 @@ from tests.models.checkpoints import (
     save_tokenizer,
     write_json,
 )
+from tests.models.gliner import save_gliner
 from tests.serving import serving
 
 LABELS = ["sad", "neutral", "happy"]
@@ -142,6 +143,18 @@ def tagger(exported: Export) -> Artifact:
 
 
 @pytest.fixture(scope="session")
+def entity_finder(exported: Export) -> Artifact:
+    """A GLiNER model, which `save_gliner` of `tests.models.gliner` gives again."""
+
+    def write(out: Path) -> None:
+        model = out.with_name("model")
+        save_gliner(model, "distilbert")
+        export(resolve(str(model)), out)
+
+    return exported("entity_finder", write)
+
+
+@pytest.fixture(scope="session")
 def multi_encoder(exported: Export, small_folder: Path) -> tuple[MultiVectorEncoder, Artifact]:
     """A multi-vector model of sentence-transformers that expands queries, and its artifact."""
 
@@ -167,6 +180,11 @@ def multi_encoder(exported: Export, small_folder: Path) -> tuple[MultiVectorEnco
 @pytest.fixture(scope="package")
 def tag_client(tagger: Artifact) -> Iterator[TestClient]:
     yield from client_of(tagger)
+
+
+@pytest.fixture(scope="package")
+def entity_client(entity_finder: Artifact) -> Iterator[TestClient]:
+    yield from client_of(entity_finder)
 
 
 @pytest.fixture(scope="package")

@@ -24,6 +24,7 @@ CLIENTS = {
     ("Rerankers and classifiers", "/rerank"): "rerank_client",
     ("Rerankers and classifiers", "/classify"): "classify_client",
     ("Token classification", "/tag"): "tag_client",
+    ("Entities with labels of the request", "/tag"): "entity_client",
     ("Sparse vectors", "/encode"): "sparse_client",
     ("Multi-vectors", "/encode"): "multi_client",
     ("Multi-vectors", "/score"): "multi_client",

@@ -77,7 +77,7 @@ def test_python_and_http_give_the_same_entities(tagger: Artifact, tag_client: Te
         ({"inputs": 3}, None, "/inputs", "a text or a list of texts"),
         ({"inputs": ["w5"] * 9}, None, "/inputs", "9 inputs; the limit is 8"),
         ({"inputs": "w5", "aggregation": "last"}, None, "/aggregation", "'none', 'simple'"),
-        ({"inputs": "w5", "top_k": 1}, None, None, "allowed fields: inputs, aggregation"),
+        ({"inputs": "w5", "top_k": 1}, None, None, "allowed fields: inputs, labels"),
         (
             {"inputs": ["w5", "w6 " * 30], "on_overflow": "error"},
             1,

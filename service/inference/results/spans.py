@@ -1,0 +1,110 @@
+"""Entities with labels of the request, decoded from scores of spans of words.
+
+Source: the package gliner 0.2.29. Spans are kept in the order of their scores, unless they clash
+with one that was kept before.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from service.inference.call_options import CallOptions
+from service.inference.results.loaded_model import LoadedModel
+from service.inference.results.tags import Entity, Tags
+from service.inference.results.vectors import Vectors
+from service.inference.tokenizing.rows import Row
+
+# Number of scores per call that are decoded in the event loop, in 1 to 2 ms.
+_INLINE_SCORES = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntityLabels:
+    """Labels of a request, and which spans with them are entities.
+
+    Attributes:
+        labels: The labels, each once.
+        threshold: Score from 0 to 1 that an entity exceeds.
+        nested: Whether an entity can contain others. They never overlap in part.
+        multi_label: Whether the same span can have several labels.
+    """
+
+    labels: Sequence[str]
+    threshold: float = 0.5
+    nested: bool = False
+    multi_label: bool = False
+
+
+async def find_entities(
+    model: LoadedModel, texts: Sequence[str], labels: EntityLabels, options: CallOptions
+) -> Tags:
+    """Return the entities of each text; see `Model.tag`."""
+    tokenize = partial(model.tokenizer.rows_with_labels, texts, labels.labels, options.on_overflow)
+    parts = [*texts, *labels.labels]
+    rows, (results,), seconds = await model.run(parts, len(texts), tokenize, ("spans",), options)
+
+    def decode_all() -> list[list[Entity]]:
+        return [
+            decode(text, row, logits, labels)
+            for text, row, logits in zip(texts, rows, results, strict=True)
+        ]
+
+    is_short = sum(logits.size for logits in results) <= _INLINE_SCORES
+    return Tags(decode_all() if is_short else await asyncio.to_thread(decode_all), rows, seconds)
+
+
+def decode(text: str, row: Row, logits: Vectors, labels: EntityLabels) -> list[Entity]:
+    """Return the entities of a text, in its order.
+
+    Args:
+        text: The text.
+        row: Tokens of the text, with the positions of words and the spans of words with tokens.
+        logits: Logits `(words * labels, W)` of the spans of up to W words that begin at each word.
+        labels: Labels, and which spans are entities.
+    """
+    words = [span for span in row.offsets or () if span is not None]  # those with tokens, n
+    width = logits.shape[1]
+    by_word = logits.reshape(len(row.words), -1, width)[: len(words)].swapaxes(1, 2)  # (n, W, C)
+    # In float32 and by these steps, as in torch: high scores have the same ties there.
+    with np.errstate(over="ignore"):
+        scores = 1 / (1 + np.exp(-by_word.astype(np.float32)))
+    starts, extra, columns = np.nonzero(scores > np.float32(labels.threshold))
+    is_inside = starts + extra < len(words)
+    starts, extra, columns = starts[is_inside], extra[is_inside], columns[is_inside]
+    found = scores[starts, extra, columns]
+    order = np.argsort(-found, kind="stable")
+    kept: list[tuple[int, int, int, float]] = []
+    decided: dict[tuple[int, int], bool] = {}  # whether a span of words is an entity
+    ends_at: list[list[int]] = [[] for _ in words]  # last words of entities, by their first word
+    for start, last, column, score in zip(
+        *(each[order].tolist() for each in (starts, starts + extra, columns, found)), strict=True
+    ):
+        if (start, last) in decided:
+            is_entity = decided[start, last] and labels.multi_label
+        else:
+            is_entity = not any(
+                _clash(start, last, first, end, nested=labels.nested)
+                for first in range(max(0, start - width + 1), last + 1)
+                for end in ends_at[first]
+            )
+            decided[start, last] = is_entity
+            if is_entity:
+                ends_at[start].append(last)
+        if is_entity:
+            kept.append((start, last, column, score))
+    entities: list[Entity] = []
+    for start, last, column, score in sorted(kept, key=lambda entity: entity[0]):
+        begin, end = words[start][0], words[last][1]
+        entities.append(Entity(labels.labels[column], score, begin, end, text[begin:end]))
+    return entities
+
+
+def _clash(start: int, last: int, first: int, end: int, *, nested: bool) -> bool:
+    """Return whether spans of words exclude each other; all four words belong to the spans."""
+    if start > end or first > last:
+        return False
+    contains = (start <= first and end <= last) or (first <= start and last <= end)
+    return not (nested and contains)
