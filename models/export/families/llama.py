@@ -181,6 +181,7 @@ def bidirectional(family: Family, code: str) -> Family:
         family,
         derived=lambda config: family.derived({**config, "is_causal": False}),
         required={**family.required, "is_causal": False},
+        causal_head="",
         code=(code,),
     )
 

@@ -417,6 +417,16 @@ def test_missing_projection_is_named(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+@pytest.mark.parametrize("save", [save_nemotron, save_pplx, save_voyage])
+def test_bidirectional_code_has_no_scores_of_next_tokens(save: Save, tmp_path: Path) -> None:
+    save(tmp_path)
+    edit_json(tmp_path / "config.json", architectures=["MyForCausalLM"])
+    write_modules(tmp_path, ("Transformer", ""), ("LogitScore", "1_LogitScore"))
+    write_json(tmp_path / "1_LogitScore" / "config.json", {"true_token_id": 4, "false_token_id": 5})
+    with pytest.raises(CheckpointError, match="needs a causal language model of a supported famil"):
+        load(tmp_path)
+
+
 def test_temperature_of_a_reranker_is_refused(tmp_path: Path) -> None:
     save_classifier(tmp_path, "llama", 1, **BOTH)
     rename(tmp_path, "llama_bidirec", "modeling.LlamaBidirectional")
