@@ -194,10 +194,14 @@ class TextTokenizer:
 
         Raises:
             InvalidInput: A text or a label cannot be encoded in UTF-8, or a label is invalid (see
-                `LabelledTexts.rows`). A text is too long, and `on_overflow` is "error", or
-                "truncate_left".
+                `LabelledTexts.rows`). A text is too long, and `on_overflow` is "error". Or
+                `on_overflow` is "truncate_left".
             TooLarge: A text or a label has too many characters.
         """
+        if on_overflow == "truncate_left":
+            raise InvalidInput(
+                "the start of a text with labels cannot be truncated", pointer="/on_overflow"
+            )
         for index, text in enumerate(texts):
             self.check_text(text, index)
         for index, label in enumerate(labels):
@@ -208,10 +212,9 @@ class TextTokenizer:
                 raise
         rows = self._labelled_texts.rows(texts, labels)
         for index, row in enumerate(rows):
-            if row.truncated and on_overflow in ("error", "truncate_left"):
+            if row.truncated and on_overflow == "error":
                 raise InvalidInput(
-                    "the input has more words or tokens than the model's maximum, and its start "
-                    "cannot be truncated",
+                    "the input has more words or tokens than the model's maximum",
                     code="too_long",
                     index=index,
                 )

@@ -129,6 +129,9 @@ def test_python_and_http_give_the_same_entities(
 ) -> None:
     with vitrine.SyncModel(entity_finder.path, vitrine.ModelOptions(threads=1)) as model:
         result = model.tag(TEXTS[7:12], labels=tuple(LABELS), nested=True)
+        with pytest.raises(vitrine.InvalidInput, match="start of a text with labels") as raised:
+            model.tag("the", labels=LABELS, on_overflow="truncate_left")
+        assert raised.value.pointer == "/on_overflow"
     expected = ask(entity_client, "/tag", inputs=TEXTS[7:12], labels=LABELS, nested=True)
     for found, own in zip(result.entities, expected["entities"], strict=True):
         assert [(e.label, e.start, e.end, e.text) for e in found] == [
