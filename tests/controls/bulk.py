@@ -1,10 +1,42 @@
-"""Guards of bulk encoding."""
+"""Guards of bulk encoding and evaluation."""
 
 from tests.controls.guard import Guard
 
 _B = "tests/service/bulk/"
+_E = "tests/service/evaluation/"
 
 GUARDS = (
+    # Evaluation.
+    Guard(
+        "service/evaluation/ranking.py",
+        "np.lexsort((self._order[rows], scores))",
+        "np.lexsort((rows, scores))",
+        f"{_E}test_evaluation.py::test_documents_with_equal_texts_are_ranked_by_the_greater_id",
+    ),
+    Guard(
+        "service/evaluation/ranking.py",
+        "chosen = scores >= self._scores[-1]",
+        "chosen = scores > self._scores[-1]",
+        f"{_E}test_ranking.py::test_best_documents_of_many_blocks_are_those_of_all",
+    ),
+    Guard(
+        "service/evaluation/server.py",
+        "        if not any(vectors):\n",
+        "        if False:\n",
+        f"{_E}test_server.py::test_servers_that_give_no_vectors_are_named",
+    ),
+    Guard(
+        "service/evaluation/collection.py",
+        "    if pq.read_schema(target).metadata[CONTENT] != content.encode():\n",
+        "    if False:\n",
+        f"{_E}test_evaluation.py::test_folder_of_other_settings_or_texts_is_refused",
+    ),
+    Guard(
+        "service/evaluation/comparison.py",
+        'if old.results["collection"]["sha256"] != new.results["collection"]["sha256"]:',
+        "if False:",
+        f"{_E}test_comparison.py::test_other_collections_and_unfinished_evaluations_are_refused",
+    ),
     # Bulk encoding.
     Guard(
         "service/bulk/verification.py",

@@ -389,8 +389,8 @@ GUARDS = (
     ),
     Guard(
         "service/bulk/command_line.py",
-        '    add("--model", type=_model,',
-        '    add("--model", type=Path,',
+        "        type=model_path,\n",
+        "        type=Path,\n",
         f"{_S}test_bulk_encoding_takes_names_from_the_same_cache",
     ),
     Guard(
