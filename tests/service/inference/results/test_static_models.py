@@ -272,6 +272,23 @@ def test_settings_of_an_export_replace_those_of_the_folder(tmp_path: Path) -> No
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-6)
 
 
+def test_calibrated_codes_leave_unknown_tokens_out(tmp_path: Path) -> None:
+    oracle = save_model2vec(tmp_path / "model", PIECES, normalize=True)
+    texts = [f"語 {SENTENCES[i % 15]} {i}" for i in range(1000)]
+    artifact, _ = export(
+        resolve(str(tmp_path / "model")),
+        tmp_path / "artifact",
+        calibration_texts=texts,
+    )
+    with vitrine.SyncModel(artifact.path) as model:
+        quantizer = model.quantizer("int8")
+        codes = quantizer(model.encode(texts).vectors)
+    assert quantizer.ranges is not None
+    expected = oracle.encode(texts)[::2]  # every second text calibrates
+    np.testing.assert_allclose(quantizer.ranges, [expected.min(0), expected.max(0)], atol=1e-6)
+    assert codes.dtype == np.int8
+
+
 def test_folder_without_modules_is_read_as_by_model2vec(tmp_path: Path) -> None:
     oracle = save_model2vec(tmp_path / "model", word_pieces())
     (tmp_path / "model" / "modules.json").unlink()
