@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from models.artifact import Artifact, SpanRules
+from models.artifact import CHECK, MANIFEST, Artifact, ArtifactError, SpanRules, sha256
 from models.engines import EngineError, open_engine, self_check
 from models.export.checkpoint import load
 from models.export.exporter import export
@@ -149,6 +150,22 @@ def test_manifest_has_the_rules_of_rows(exported: Artifact) -> None:
     pairs = sum(len(a) * len(b) for a, b in zip(check.words, check.labels, strict=True))
     assert len(check.outputs["spans"]) == pairs
     assert max(map(len, check.words)) == 40
+
+
+@pytest.mark.slow
+def test_positions_of_the_self_check_are_inside_its_rows(
+    exported: Artifact, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(exported.path, tmp_path / "artifact")
+    check = json.loads((folder / CHECK).read_text())
+    for name in ("words", "labels"):
+        positions = [[len(check["rows"][0])], *check[name][1:]]
+        write_json(folder / CHECK, {**check, name: positions})
+        manifest = json.loads((folder / MANIFEST).read_text())
+        manifest["files"][CHECK] = sha256(folder / CHECK)
+        write_json(folder / MANIFEST, manifest)
+        with pytest.raises(ArtifactError, match="must have positions in each row"):
+            Artifact.load(folder).check()
 
 
 WRONG = {
