@@ -40,10 +40,11 @@ _MANIFEST_RULES: _Rules = (
         lambda m: not {"logits", "tags"} & {*m.outputs} or len(m.labels) == m.width,
     ),
     (
-        "spans must be the rules of the output spans, whose width is their max_width",
+        "spans must be the rules of the only output spans, whose width is their max_width",
         lambda m: (
-            ("spans" in m.outputs) == (m.spans is not None)
-            and (m.spans is None or m.width == m.spans.max_width)
+            m.spans is None
+            if "spans" not in m.outputs
+            else m.outputs == ("spans",) and m.spans is not None and m.width == m.spans.max_width
         ),
     ),
     (

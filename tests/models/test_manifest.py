@@ -17,6 +17,7 @@ QUALITY = {**QUALITY, "measures": {}, "by_length": [], "check": {}, "costs": {},
 DEEP = json.loads("[" * 100 + "]" * 100)
 FILES = {TOKENIZER: "0" * 64, CHECK: "0" * 64}
 ROW = [2, 5, 3]
+SPANS = {"label_marker": "<<ENT>>", "text_marker": "<<SEP>>", "max_words": 9, "max_width": 12}
 
 
 @pytest.fixture
@@ -85,6 +86,11 @@ def rules(**values: object) -> dict[str, object]:
         ),
         ({"graphs": [{**GRAPH, "quality": QUALITY}]}, "int8 graph, and no other graph"),
         ({"outputs": ["sparse"]}, "width must be vocab_size for sparse vectors"),
+        ({"outputs": ["spans"]}, "spans must be the rules of the only output spans"),
+        ({"spans": SPANS}, "spans must be the rules of the only output spans"),
+        ({"outputs": ["pooled", "spans"], "spans": SPANS}, "the only output spans"),
+        ({"outputs": ["spans"], "spans": {**SPANS, "max_width": 3}}, "width is their max_width"),
+        ({"spans": {**SPANS, "max_words": 0}}, r"spans\.max_words must be an integer from 1"),
         ({"graphs": [{**GRAPH, "parity": {"x": "y"}}]}, r"parity\['x'\] must be a number"),
         ({"extra": 1}, "unknown field 'extra'"),
     ],
@@ -144,6 +150,9 @@ def test_every_pooling_of_the_network_is_known(folder: Path, name: str) -> None:
         ({"adapters": [0]}, "adapters and unattended must have"),
         ({"token_types": [[0]]}, "token_types must be empty, or have one number for each token"),
         ({"texts": ["a"]}, "texts must be empty, or have one text for each row"),
+        ({"words": [[0]], "labels": [[0]]}, "words and labels must have positions in each row"),
+        ({"words": [[-2]]}, r"words\[0\]\[0\] must be an integer from -1"),
+        ({"labels": [[]]}, r"labels\[0\] must be a list or an object of length 1"),
         ({"rows": "x"}, "rows must be a list: 'x'"),
         ({"extra": 1}, "unknown field 'extra'; fields: rows"),
     ],

@@ -69,6 +69,7 @@ def test_startup_prints_urls_and_a_working_curl_command(small_artifact: Artifact
         ("rerank_client", "/rerank", "results"),
         ("classify_client", "/classify", "labels"),
         ("tag_client", "/tag", "entities"),
+        ("entity_client", "/tag", "entities"),
     ],
 )
 def test_example_at_startup_fits_the_kind_of_model(
