@@ -1,7 +1,7 @@
 """Options of a call of a model, which go with its inputs from the caller to the queue."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from numbers import Real
 from typing import Literal, TypedDict, get_args
@@ -98,7 +98,6 @@ def call_options(
     on_overflow: OnOverflow = "truncate",
     timeout_s: float | Deadline | None = None,
     priority: Priority = "interactive",
-    instruction: str | None = None,
 ) -> CallOptions:
     """Return the options of a call, whose deadline starts to run.
 
@@ -111,14 +110,23 @@ def call_options(
         raise _invalid("on_overflow", f"one of {', '.join(_OVERFLOWS)}")
     if not isinstance(priority, str) or priority not in _PRIORITIES:
         raise _invalid("priority", f"one of {', '.join(_PRIORITIES)}")
+    return CallOptions(prompt_name, on_overflow, _deadline(timeout_s), priority)
+
+
+def with_instruction(options: CallOptions, instruction: str | None) -> CallOptions:
+    """Return the options of a call with an instruction, which excludes a prompt.
+
+    Raises:
+        InvalidInput: The instruction is invalid, or there is a prompt too.
+    """
     if not (instruction is None or (isinstance(instruction, str) and instruction)):
         raise _invalid("instruction", "a text that is not empty, or None")
-    if instruction is not None and prompt_name is not None:
+    if instruction is not None and options.prompt_name is not None:
         raise InvalidInput(
             "instruction and prompt_name are mutually exclusive; set only one of them",
             pointer="/instruction",
         )
-    return CallOptions(prompt_name, on_overflow, _deadline(timeout_s), priority, instruction)
+    return replace(options, instruction=instruction)
 
 
 def _deadline(timeout_s: float | Deadline | None) -> Deadline | None:

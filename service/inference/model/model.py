@@ -15,6 +15,7 @@ from service.inference.call_options import (
     OnOverflow,
     Priority,
     call_options,
+    with_instruction,
 )
 from service.inference.errors import InvalidInput
 from service.inference.explain.options import TOP_N, Deletion, Explain, Highlights, Terms
@@ -521,7 +522,7 @@ class Model(LoadedModel):
         """
         limits = (max_tokens_per_query, max_tokens_per_doc)
         numbers = dict(zip(scoring.LIMITS, limits, strict=True)) | {"top_n": top_n}
-        call = call_options(**options, instruction=instruction)
+        call = with_instruction(call_options(**options), instruction)
         check_options(**numbers)
         chosen = _explanation_of_scores(explain, chunking)
         if not isinstance(query, str):
@@ -585,7 +586,7 @@ class Model(LoadedModel):
             name if isinstance(texts, str) else f"{name}/{{}}"
             for name, texts in (("/queries", queries), ("/documents", documents))
         ]
-        call = call_options(**options, instruction=instruction)
+        call = with_instruction(call_options(**options), instruction)
         chosen = _explanation_of_scores(explain, chunking)
         queries = text_list(queries, "queries", has_index=False)
         documents = text_list(documents, "documents")

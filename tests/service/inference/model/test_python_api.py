@@ -227,3 +227,9 @@ async def test_closed_model_raises_not_ready(small_artifact: Artifact) -> None:
         pass
     with pytest.raises(vitrine.NotReady):
         await model.encode(["too late"])
+
+
+@pytest.mark.parametrize("method", ["encode", "encode_tokens", "encode_multi", "classify", "tag"])
+def test_only_scores_take_an_instruction(sync_model: vitrine.SyncModel, method: str) -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'instruction'"):
+        getattr(sync_model, method)("the cat", instruction="Find dogs.")
