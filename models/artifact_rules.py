@@ -66,6 +66,14 @@ _MANIFEST_RULES: _Rules = (
             or (m.outputs, len(m.labels), m.truncation_side) == (("logits",), 1, "right")
         ),
     ),
+    (
+        "prompts must be empty if pair_template has no place for an instruction",
+        lambda m: (
+            m.pair_template is None
+            or m.pair_template.takes_instruction
+            or not any(m.prompts.values())
+        ),
+    ),
     ("adapters must be different", lambda m: len({*m.adapters}) == len(m.adapters)),
     (
         "token_rules: min_tokens must not exceed max_tokens",

@@ -162,6 +162,7 @@ def overrides_of(artifact: Artifact) -> Overrides:
         tokens="tokens" in manifest.outputs if "pooled" in manifest.outputs else None,
         pooling=manifest.pooling if "pooled" in manifest.outputs else None,
         pair_template=manifest.pair_template or (NONE if "logits" in manifest.outputs else None),
+        prompts=manifest.prompts,
         tokenizer=TokenizerSettings(
             max_length=manifest.max_tokens,
             truncation_side=manifest.truncation_side,
@@ -247,10 +248,20 @@ def read_sentence_config(
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
         heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
     of_transformers = partial(load_tokenizer, folder, transformer, model_type)
-    template = (of_transformers, settings if modules else None, choice, len(labels))
     of_tasks = _task_prompts(folder, network, config)
     prompts, default_prompt = read_prompts(folder, task, of_tasks, multi, overrides)
     _check_overrides(task, overrides)
+    template: PairTemplate | None = None
+    if task.output == "logits":
+        of_modules = settings if modules else None
+        template = read_pair_template(
+            *(folder, transformer, of_transformers, of_modules, choice, len(labels))
+        )
+    if template and not template.takes_instruction and any(prompts.values()):
+        raise CheckpointError(
+            "the pair template has no place for an instruction, so prompts would have no effect; "
+            "remove the prompts or choose another template"
+        )
     include_prompt = _override(include_prompt, overrides.include_prompt)
     return SentenceConfig(
         family=model_type,
@@ -273,9 +284,7 @@ def read_sentence_config(
         skipped_id=skipped_id,
         activation=_activation(folder, hyperparameters, task, len(labels)),
         answers=answers,
-        pair_template=read_pair_template(folder, transformer, *template)
-        if task.output == "logits"
-        else None,
+        pair_template=template,
         sparse=sparse,
         routes=read_routes(folder),
         multi=multi,

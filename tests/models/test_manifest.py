@@ -18,6 +18,13 @@ DEEP = json.loads("[" * 100 + "]" * 100)
 FILES = {TOKENIZER: "0" * 64, CHECK: "0" * 64}
 ROW = [2, 5, 3]
 SPANS = {"label_marker": "<<ENT>>", "text_marker": "<<SEP>>", "max_words": 9, "max_width": 12}
+TEMPLATE: dict[str, Any] = {
+    **dict.fromkeys(("prefix", "before_query", "before_document", "suffix"), ""),
+    **dict.fromkeys(("before_instruction", "after_instruction"), ""),
+    **{"instruction": None, "splits_body": False},
+}
+RERANKER: dict[str, Any] = {"outputs": ["logits"], "labels": ["a"], "width": 1}
+RERANKER = {**RERANKER, "matryoshka_dimensions": [], "pair_template": TEMPLATE}
 
 
 @pytest.fixture
@@ -54,6 +61,7 @@ def rules(**values: object) -> dict[str, object]:
         ({"prompts": {"x": None}}, r"prompts\['x'\] must be a text: None"),
         ({"prompts": {"x": "a" * 70_000}}, "must be a text of length 0 to 65,536"),
         ({"default_prompt": "x"}, "default_prompt must be the name of a prompt"),
+        ({**RERANKER, "prompts": {"x": "y"}}, "prompts must be empty if pair_template has no"),
         ({"adapters": ["a", "a"]}, "adapters must be different"),
         (
             {"token_rules": rules(min_tokens=10**9)},

@@ -166,6 +166,14 @@ def test_chat_template_without_an_instruction_ignores_prompts(tmp_path: Path) ->
     assert template.instruction is None
 
 
+def test_prompts_without_a_place_in_the_chat_template_are_refused(tmp_path: Path) -> None:
+    save_conversion(tmp_path, CHAT_TEMPLATE.replace("{{ of('system', 'Find an answer.') }}", "A."))
+    for prompts in ({"cats": "Find cats."}, {"query": "Find cats."}):
+        with pytest.raises(CheckpointError, match="prompts would have no effect"):
+            load(tmp_path, Overrides(prompts=prompts))
+    assert load(tmp_path, Overrides(prompts={"query": ""}))[1].pair_template is not None
+
+
 def test_folder_without_a_chat_template_has_plain_pairs(tmp_path: Path) -> None:
     save_reranker(tmp_path / "model", "tied")
     CrossEncoder(str(tmp_path / "model"), device="cpu").save(str(tmp_path / "saved"))
