@@ -251,17 +251,13 @@ def read_sentence_config(
     of_tasks = _task_prompts(folder, network, config)
     prompts, default_prompt = read_prompts(folder, task, of_tasks, multi, overrides)
     _check_overrides(task, overrides)
-    template: PairTemplate | None = None
-    if task.output == "logits":
-        of_modules = settings if modules else None
-        template = read_pair_template(
-            *(folder, transformer, of_transformers, of_modules, choice, len(labels))
-        )
-    if template and not template.takes_instruction and any(prompts.values()):
-        raise CheckpointError(
-            "the pair template has no place for an instruction, so prompts would have no effect; "
-            "remove the prompts or choose another template"
-        )
+    of_modules = settings if modules else None
+    template = (
+        read_pair_template(*(folder, transformer, of_transformers, of_modules, choice, len(labels)))
+        if task.output == "logits"
+        else None
+    )
+    _check_prompts(template, prompts)
     include_prompt = _override(include_prompt, overrides.include_prompt)
     return SentenceConfig(
         family=model_type,
@@ -312,6 +308,15 @@ def _check_overrides(task: Task, overrides: Overrides) -> None:
         raise CheckpointError(
             "pooling, normalisation and token vectors cannot be chosen, because the model computes "
             "no pooled embeddings"
+        )
+
+
+def _check_prompts(template: PairTemplate | None, prompts: Mapping[str, str]) -> None:
+    """Raise CheckpointError if a template of pairs would drop a prompt."""
+    if template and not template.takes_instruction and any(prompts.values()):
+        raise CheckpointError(
+            "the pair template has no place for an instruction, so prompts would have no effect; "
+            "remove the prompts or choose another template"
         )
 
 

@@ -21,7 +21,8 @@ SPANS = {"label_marker": "<<ENT>>", "text_marker": "<<SEP>>", "max_words": 9, "m
 TEMPLATE: dict[str, Any] = {
     **dict.fromkeys(("prefix", "before_query", "before_document", "suffix"), ""),
     **dict.fromkeys(("before_instruction", "after_instruction"), ""),
-    **{"instruction": None, "splits_body": False},
+    "instruction": None,
+    "splits_body": False,
 }
 RERANKER: dict[str, Any] = {"outputs": ["logits"], "labels": ["a"], "width": 1}
 RERANKER = {**RERANKER, "matryoshka_dimensions": [], "pair_template": TEMPLATE}
