@@ -226,8 +226,9 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
             return Response(status_code=401, headers=headers)
         case InvalidInput(code="empty"):
             status, kind = 400, "Empty"
-        case InvalidInput(code="invalid", pointer=str()):  # a body or a field of the wrong type
-            place = f"{error.pointer}: " if error.pointer else ""
+        case InvalidInput(code="invalid", pointer=str(pointer)):  # a body or a field of the wrong type
+            pointer = pointer.replace("/on_overflow", "/truncation_direction")
+            place = f"{pointer}: " if pointer else ""
             return Response(place + error.detail, 422, headers, "text/plain")
         case InferenceFailed() | InvalidInput(code="wrong_model"):
             status, kind, message = 424, "Backend", f"Backend error: {error.detail}"

@@ -164,6 +164,7 @@ class TEIRerankRequest(Truncation):
     texts: Annotated[list[str], Field(fail_fast=True)]
     raw_scores: bool = Field(False, description="Whether scores are logits, without the sigmoid")
     return_text: bool = Field(False, description="Whether results contain the texts")
+    instruction: None = Field(None, description="Not supported here, but by the route /rerank")
 
 
 class TEIRank(BaseModel):

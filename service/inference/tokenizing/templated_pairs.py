@@ -6,12 +6,16 @@ as one that ends a turn, so has the tokens of its characters: it cannot leave it
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+
+from tokenizers import Encoding
 
 from models.artifact import TOKENIZER, ArtifactError, PairTemplate
 from service.inference.tokenizing.encodings import TextEncodings, slices
 from service.inference.tokenizing.pairs import Pair, PairLimits
 from service.inference.tokenizing.rows import Row, Span
 from service.inference.tokenizing.shared_tokenizers import SharedTokenizer
+from service.inference.tokenizing.text_parts import MARGIN
 
 # Number of pairs whose bodies exist at the same time: each has a copy of the query.
 _PAIRS = 64
@@ -70,8 +74,14 @@ class TemplatedPairs:
                 f"{TOKENIZER} gives the template of pairs {max_tokens - room} tokens; max_tokens "
                 f"is {max_tokens}"
             )
-        for limit in self._limits:  # in advance, because it takes long
+        for limit in (None, *self._limits):  # in advance, because it takes long
             shared.variant(limit, encodes_special=True)
+
+    def has_room(self, instruction: str) -> bool:
+        """Return whether an instruction leaves room for a query."""
+        first, _ = self._template.body("", "", instruction)
+        (encoding,) = self._encodings.truncated([first], self._limits[0], with_special=False)
+        return len(encoding) < self._limits[0]
 
     def rows(
         self, pairs: Sequence[Pair], instruction: str, limits: PairLimits
@@ -86,19 +96,22 @@ class TemplatedPairs:
         """
         rows: list[Row] = []
         are_too_long: list[bool] = []
+        limited = self._limited(pairs, limits)
+        fills_room = cache(partial(self._fills_room, instruction))  # many pairs share a query
         for start in range(0, len(pairs), _PAIRS):
-            whole = pairs[start : start + _PAIRS]
-            own = [self._limited(pair, limits) for pair in whole]
-            bodies = self._bodies(own, instruction)
-            for pair, kept, body in zip(whole, own, bodies, strict=True):
+            own = limited[start : start + _PAIRS]
+            # Without their documents, equal bodies are tokenised once.
+            read = [(pair[0], "") if fills_room(pair[0]) else pair for pair in own]
+            for body in self._bodies(read, instruction):
                 are_too_long.append(body.is_too_long)
                 ids = [*self._prefix.ids, *body.ids, *self._suffix.ids]
-                rows.append(Row(ids, body.is_too_long or kept != pair, 0))
+                is_truncated = body.is_too_long or limited[len(rows)] != pairs[len(rows)]
+                rows.append(Row(ids, is_truncated, 0))
         return rows, are_too_long
 
     def read_spans(self, pair: Pair, instruction: str, limits: PairLimits) -> tuple[Span, Span]:
         """Return the span of each text that is left after truncation; see `rows`."""
-        own = self._limited(pair, limits)
+        (own,) = self._limited([pair], limits)
         (body,) = self._bodies([own], instruction, with_spans=True)
         if not body.is_too_long:
             return (0, len(own[0])), (0, len(own[1]))
@@ -111,9 +124,10 @@ class TemplatedPairs:
 
     def room(self, pair: Pair, instruction: str, limits: PairLimits) -> int:
         """Return the number of tokens that a pair leaves; negative: it is too long by as many."""
-        texts = self._texts(self._limited(pair, limits), instruction)
+        (own,) = self._limited([pair], limits)
+        texts = self._texts(own, instruction)
         *first, last = map(len, self._encodings.plain(texts))
-        taken = (min(own, limit) for own, limit in zip(first, self._limits, strict=False))
+        taken = (min(count, limit) for count, limit in zip(first, self._limits, strict=False))
         return self._limits[-1] - sum(taken) - last
 
     def tokens(
@@ -155,23 +169,25 @@ class TemplatedPairs:
     ) -> list[_Body]:
         """Return the tokens of the bodies of pairs, truncated."""
         texts = [self._texts(pair, instruction) for pair in pairs]
-        columns = [
-            [
+        columns: list[list[Encoding]] = []
+        for column, limit in zip(zip(*texts, strict=True), self._limits, strict=True):
+            distinct = list(dict.fromkeys(column))  # many pairs share a query
+            encodings = (
                 encoding
-                for part in slices(column)
+                for part in slices(distinct)
                 for encoding in self._encodings.truncated(
                     part, limit, with_offsets=with_spans, with_special=False
                 )
-            ]
-            for column, limit in zip(zip(*texts, strict=True), self._limits, strict=True)
-        ]
+            )
+            of_text = dict(zip(distinct, encodings, strict=True))
+            columns.append([of_text[text] for text in column])
         bodies: list[_Body] = []
-        for own, encodings in zip(texts, zip(*columns, strict=True), strict=True):
+        for own, of_body in zip(texts, zip(*columns, strict=True), strict=True):
             ids: list[int] = []
             spellings: list[str] = []
             spans: list[Span] = []
             is_too_long, start = False, 0
-            for text, encoding in zip(own, encodings, strict=True):
+            for text, encoding in zip(own, of_body, strict=True):
                 kept = self._limits[-1] - len(ids)
                 is_too_long |= bool(encoding.overflowing) or len(encoding) > kept
                 ids += encoding.ids[:kept]
@@ -182,12 +198,23 @@ class TemplatedPairs:
             bodies.append(_Body(ids, is_too_long, spellings, spans))
         return bodies
 
-    def _limited(self, pair: Pair, limits: PairLimits) -> Pair:
-        query, document = (
-            text if limit is None else self._first(text, limit)
-            for text, limit in zip(pair, limits, strict=True)
-        )
-        return query, document
+    def _fills_room(self, instruction: str, query: str) -> bool:
+        """Return whether the text before a document leaves no token of it, nor changes by it."""
+        limit = self._limits[-1]
+        text = self._template.body(query, "", instruction)[0]
+        # Most queries have fewer characters than fit. Their tokens need not be counted.
+        if len(self._limits) > 1 or not self._encodings.cuts_texts or len(text) < limit:
+            return False
+        (encoding,) = self._encodings.truncated([text], limit, with_special=False)
+        return sum(map(len, encoding.overflowing)) >= MARGIN
+
+    def _limited(self, pairs: Sequence[Pair], limits: PairLimits) -> list[Pair]:
+        first = cache(self._first)  # many pairs share a query
+
+        def cut(text: str, limit: int | None) -> str:
+            return text if limit is None else first(text, limit)
+
+        return [(cut(query, limits[0]), cut(document, limits[1])) for query, document in pairs]
 
     def _first(self, text: str, limit: int) -> str:
         """Return the part of a text that has its first tokens; whole, if a body takes no more."""

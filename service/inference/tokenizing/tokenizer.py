@@ -274,13 +274,22 @@ class TextTokenizer:
         Raises:
             InvalidInput: A text cannot be encoded in UTF-8; or an input has no tokens, or is too
                 long, and `on_overflow` is "error". Or the prompt is unknown. Or the model has a
-                template of pairs, and an input is a text, or `on_overflow` is "truncate_left".
+                template of pairs, and an input is a text, `on_overflow` is "truncate_left", or the
+                instruction leaves no room for a query.
             TooLarge: A text has too many characters.
         """
         prompt = self.prompt(prompt_name).text
         if self._templated:
-            rest = instruction or prompt, on_overflow, limits
-            return self._templated_rows(self._templated, inputs, *rest)
+            own = instruction or prompt
+            if own and not self._templated.has_room(own):
+                raise InvalidInput(
+                    "the instruction leaves no room for a query within the model's maximum length",
+                    code="too_long",
+                    pointer="/instruction" if instruction else "/prompt_name",
+                )
+            return self._templated_rows(
+                self._templated, inputs, instruction=own, on_overflow=on_overflow, limits=limits
+            )
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
         rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow))
@@ -294,14 +303,14 @@ class TextTokenizer:
         self,
         templated: TemplatedPairs,
         inputs: Sequence[str | tuple[str, str]],
+        *,
         instruction: str,
         on_overflow: OnOverflow,
         limits: PairLimits,
     ) -> list[Row]:
         if on_overflow == "truncate_left":
             raise InvalidInput(
-                "the model reads an instruction and the query before a document, so that a pair "
-                "loses tokens at its end only; use truncate_right or error",
+                "the model truncates pairs at the end only, after the instruction and the query",
                 pointer="/on_overflow",
             )
         pairs: list[tuple[str, str]] = []

@@ -32,14 +32,14 @@ Json = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def yes_no(exported: Export) -> Artifact:
-    """A Qwen3 from the hub, named as Qwen3-Reranker is, with the instruction "cats"."""
+    """A Qwen3 from the hub, named as Qwen3-Reranker is, with prompts."""
 
     def write(out: Path) -> None:
         model = out.with_name("model")
         save_reranker(model, "tied")
         hub_id = "Qwen/Qwen3-Reranker-0.6B"
         source = CheckpointSource(model, hub_id, hub_id, revision="0" * 40)
-        export(source, out, overrides=Overrides(prompts={"cats": CATS}))
+        export(source, out, overrides=Overrides(prompts={"cats": CATS, "long": "find " * 3000}))
 
     return exported("yes-no", write)
 
@@ -193,7 +193,12 @@ REFUSED: list[tuple[str, Json, str, str]] = [
     ("/score", {"instruction": "a" * 100_001}, "/instruction", "the limit is"),
     ("/score", {"on_overflow": "error"}, "/documents/2", "more than 400 tokens"),
     ("/score", {"prompt_name": "dogs"}, "/prompt_name", "unknown prompt"),
+    ("/score", {"instruction": "find " * 3000}, "/instruction", "leaves no room for a query"),
+    ("/score", {"prompt_name": "long"}, "/prompt_name", "leaves no room for a query"),
+    ("/rerank", {"instruction": "find " * 3000}, "/instruction", "leaves no room for a query"),
     ("/vllm/score", {"instruction": "a"}, "", "instruction"),
+    ("/tei/rerank", {"instruction": "a"}, "", "instruction"),
+    ("/tei/rerank", {"truncation_direction": "Left"}, "", "/truncation_direction: the model trun"),
     ("/v1/rerank", {"instruction": "a"}, "", "instruction"),
 ]
 
@@ -203,7 +208,8 @@ def test_invalid_requests_are_refused(
     yes_no_client: TestClient, path: str, fields: Json, pointer: str, message: str
 ) -> None:
     name = "query" if path.endswith("rerank") else "queries"
-    response = yes_no_client.post(path, json={name: QUERY, "documents": DOCUMENTS, **fields})
+    texts = "texts" if path.startswith("/tei") else "documents"
+    response = yes_no_client.post(path, json={name: QUERY, texts: DOCUMENTS, **fields})
     assert response.status_code in (400, 413, 422)
     assert message in response.text
     if pointer:
@@ -211,7 +217,7 @@ def test_invalid_requests_are_refused(
 
 
 def test_pair_cannot_lose_its_start(served: vitrine.SyncModel) -> None:
-    with pytest.raises(vitrine.InvalidInput, match="loses tokens at its end only") as refusal:
+    with pytest.raises(vitrine.InvalidInput, match="truncates pairs at the end only") as refusal:
         served.score(QUERY, DOCUMENTS, on_overflow="truncate_left")
     assert refusal.value.pointer == "/on_overflow"
 

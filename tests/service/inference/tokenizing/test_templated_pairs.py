@@ -2,16 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from models.artifact import Artifact, ArtifactError
 from models.export.pair_template import PUBLISHED
 from service.inference.call_options import NO_OPTIONS
 from service.inference.results.chunked_texts import ChunkedTexts
 from service.inference.tokenizing.chunking import Chunking
-from service.inference.tokenizing.pairs import NO_LIMITS
+from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 from service.inference.tokenizing.shared_tokenizers import SharedTokenizer
 from service.inference.tokenizing.templated_pairs import TemplatedPairs
 from tests.models.checkpoints import save_chatml
@@ -72,6 +73,51 @@ def test_limits_of_texts_need_no_further_tokenizers(tokenizer: SharedTokenizer) 
         assert row.ids == expected.ids
         assert row.truncated
     assert len(tokenizer._variants) == count
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_all_tokenizers_are_made_in_advance(tmp_path: Path, name: str) -> None:
+    save_chatml(tmp_path)
+    shared = SharedTokenizer((tmp_path / "tokenizer.json").read_bytes())
+    templated = pairs_of(shared, name)
+    made = set(shared._variants)
+    templated.rows([(LONG, DOCUMENT)], "Find.", (3, 3))
+    templated.read_spans((LONG, DOCUMENT), "", NO_LIMITS)
+    templated.room((LONG, DOCUMENT), "", NO_LIMITS)
+    assert templated.has_room("Find.")
+    assert set(shared._variants) == made
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_instruction_must_leave_room_for_a_query(tokenizer: SharedTokenizer, name: str) -> None:
+    templated = pairs_of(tokenizer, name)
+    rows = {
+        length: templated.rows([("6", "7"), ("8", "7")], "1" * length, NO_LIMITS)[0]
+        for length in range(100, 200)
+    }
+    for length, (first, second) in rows.items():
+        assert templated.has_room("1" * length) == (first.ids != second.ids)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("limits", [NO_LIMITS, (400, None)])
+def test_query_of_many_documents_is_tokenised_a_few_times(
+    tokenizer: SharedTokenizer, name: str, limits: PairLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    templated = pairs_of(tokenizer, name)
+    pairs = [(LONG * 20, f"{number} dogs") for number in range(100)]
+    expected = [templated.rows([pair], "", limits) for pair in pairs]
+    seen: list[int] = []
+    ordinary = templated._encodings._encode
+
+    def counting(*arguments: Any) -> list[Encoding]:  # noqa: ANN401
+        seen.extend(map(len, arguments[-1]))
+        return ordinary(*arguments)
+
+    monkeypatch.setattr(templated._encodings, "_encode", counting)
+    rows, are_too_long = templated.rows(pairs, "", limits)
+    assert [([row], [own]) for row, own in zip(rows, are_too_long, strict=True)] == expected
+    assert sum(length > 300 for length in seen) <= 4
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
