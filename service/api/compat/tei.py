@@ -226,7 +226,8 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
             return Response(status_code=401, headers=headers)
         case InvalidInput(code="empty"):
             status, kind = 400, "Empty"
-        case InvalidInput(code="invalid", pointer=str(pointer)):  # a body or a field of the wrong type
+        case InvalidInput(code="invalid", pointer=str(pointer)):
+            # A body or a field of the wrong type.
             pointer = pointer.replace("/on_overflow", "/truncation_direction")
             place = f"{pointer}: " if pointer else ""
             return Response(place + error.detail, 422, headers, "text/plain")

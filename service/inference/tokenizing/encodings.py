@@ -123,20 +123,27 @@ class TextEncodings:
     ) -> list[Encoding]:
         """Encode texts whole; see `truncated`. `limit` None: without truncation."""
         self._check(texts)
+
+        def encode(group: Sequence[str], *, is_plain: bool) -> list[Encoding]:
+            tokenizer = self._shared.variant(
+                limit,
+                is_left=is_left,
+                is_plain=is_plain,
+                encodes_special=self._encodes_special and not is_plain,
+            )
+            return _encode_all(tokenizer, group, with_offsets, with_special)
+
         plain = [self._shared.plain(text) for text in texts]
-        groups: dict[bool, Iterator[Encoding]] = {}
-        for is_plain, group in (
-            (True, [own for own in plain if own is not None]),
-            (False, [text for text, own in zip(texts, plain, strict=True) if own is None]),
-        ):
-            if group:
-                tokenizer = self._shared.variant(
-                    limit,
-                    is_left=is_left,
-                    is_plain=is_plain,
-                    encodes_special=self._encodes_special and not is_plain,
-                )
-                groups[is_plain] = iter(_encode_all(tokenizer, group, with_offsets, with_special))
+        normalized = [own for own in plain if own is not None]
+        if not normalized:
+            return encode(texts, is_plain=False)
+        if len(normalized) == len(texts):
+            return encode(normalized, is_plain=True)
+        others = [text for text, own in zip(texts, plain, strict=True) if own is None]
+        groups = {
+            True: iter(encode(normalized, is_plain=True)),
+            False: iter(encode(others, is_plain=False)),
+        }
         return [next(groups[own is not None]) for own in plain]
 
     def _check(self, texts: Sequence[str]) -> None:
