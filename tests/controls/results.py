@@ -29,8 +29,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/variant_texts.py",
-        "return tokenizer.read_spans(own, *rest, instruction=self.options.instruction)",
-        "return tokenizer.read_spans(own, *rest)",
+        "limits=self.limits,\n                instruction=self.options.instruction,\n",
+        "limits=self.limits,\n",
         f"{_Y}test_explanation_of_a_long_document_is_of_the_part_that_is_read",
     ),
     Guard(

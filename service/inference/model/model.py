@@ -313,7 +313,10 @@ class Model(LoadedModel):
                     )
                 case "multi":
                     return multi_embeddings(
-                        *(rows, result, rules, seconds),
+                        rows=rows,
+                        results=result,
+                        rules=rules,
+                        seconds=seconds,
                         is_normalized=self.artifact.manifest.normalize,
                         normalize=normalize,
                     )

@@ -55,9 +55,13 @@ async def classify(
     """
 
     def tokenize() -> list[Row]:
-        rows_of = model.tokenizer.rows_of_pairs
-        rest = options.prompt_name, options.on_overflow, limits
-        return rows_of(items, *rest, instruction=options.instruction)
+        return model.tokenizer.rows_of_pairs(
+            items,
+            prompt_name=options.prompt_name,
+            on_overflow=options.on_overflow,
+            limits=limits,
+            instruction=options.instruction,
+        )
 
     manifest = model.artifact.manifest
     texts = [text for item in items for text in ([item] if isinstance(item, str) else item)]

@@ -56,8 +56,13 @@ class VariantTexts:
         if isinstance(own, str):
             return [tokenizer.read_span(own, prompt, overflow)]
         if self.are_read_together:
-            rest = prompt, overflow, self.limits
-            return tokenizer.read_spans(own, *rest, instruction=self.options.instruction)
+            return tokenizer.read_spans(
+                own,
+                prompt_name=prompt,
+                on_overflow=overflow,
+                limits=self.limits,
+                instruction=self.options.instruction,
+            )
         sides = zip(own, _SIDES, strict=True)
         return [tokenizer.read_span(text, side, overflow) for text, side in sides]
 
@@ -103,9 +108,13 @@ class VariantTexts:
                 pairs = rows_of_pairs(tokenizer, [own], self.candidates, self.options)
                 (row,) = joined(pairs, self.candidates)
             elif self.are_read_together:
-                rest = self.options.prompt_name, overflow, self.limits
-                rows = tokenizer.rows_of_pairs([own], *rest, instruction=self.options.instruction)
-                (row,) = rows
+                (row,) = tokenizer.rows_of_pairs(
+                    [own],
+                    prompt_name=self.options.prompt_name,
+                    on_overflow=overflow,
+                    limits=self.limits,
+                    instruction=self.options.instruction,
+                )
             else:
                 (row,) = tokenizer.rows_of_texts([own[text]], _SIDES[text], overflow)
         except InvalidInput as error:

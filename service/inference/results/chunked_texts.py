@@ -104,8 +104,13 @@ class ChunkedTexts:
         prompt_name, instruction = options.prompt_name, options.instruction
 
         def room(query: str, part: str = "") -> int:
-            rest = prompt_name, limits[0], part, instruction
-            return self._tokenizer.pair_room(query, *rest)
+            return self._tokenizer.pair_room(
+                query,
+                prompt_name=prompt_name,
+                limit=limits[0],
+                document=part,
+                instruction=instruction,
+            )
 
         room_of = cache(room)  # many documents can share a query
         for index in range(len(self.texts)):
