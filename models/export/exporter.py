@@ -85,6 +85,9 @@ _CHECK_TEXTS = (
 )
 # Maximum length of a check input, in tokens, because every start of the service runs all of them.
 _MAX_CHECK_TOKENS = 512
+# Hub ids of models whose pooling excludes prompts, although their files do not say so. Source:
+# `SentenceTransformer.__init__` of sentence-transformers 6.2, which goes by these names too.
+_INSTRUCTOR = ("hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl")
 # Number of leading check inputs whose token vectors or multi-vectors are stored (0.2 MB).
 _TOKEN_ROWS = 3
 
@@ -139,7 +142,7 @@ def export(
     files = ModelFolder(source.folder)
     if is_static(files):
         return _export_static(source, files, out, dtypes, overrides, texts, int8, report)
-    model, config = load(files, _with_template(overrides, files, source.source), report)
+    model, config = load(files, _with_hub_settings(overrides, files, source.source), report)
     if texts is not None and not int8:
         _check_has_pooled(source.name, config)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
@@ -247,11 +250,13 @@ def _check_has_pooled(name: str, config: SentenceConfig) -> None:
         )
 
 
-def _with_template(overrides: Overrides, files: ModelFolder, source: str) -> Overrides:
-    """Return the overrides with the published template of a hub model, if its files have none."""
-    if overrides.pair_template is not None or files.has("modules.json"):
-        return overrides
-    return replace(overrides, pair_template=template_of_hub(source))
+def _with_hub_settings(overrides: Overrides, files: ModelFolder, source: str) -> Overrides:
+    """Return the overrides with the settings of a hub model that its files do not have."""
+    if overrides.include_prompt is None and source in _INSTRUCTOR:
+        overrides = replace(overrides, include_prompt=False)
+    if overrides.pair_template is None and not files.has("modules.json"):
+        overrides = replace(overrides, pair_template=template_of_hub(source))
+    return overrides
 
 
 def _check_room(tokenizer: Tokenizer, config: SentenceConfig) -> None:
