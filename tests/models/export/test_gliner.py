@@ -210,7 +210,7 @@ def test_self_check_refuses_wrong_logits(
     ("overrides", "message"),
     [
         (Overrides(pooling=["mean"]), "token vectors cannot be chosen"),
-        (Overrides(prompts={"query": "q: "}), "prompts of models for token classification"),
+        (Overrides(prompts={"query": "q: "}), "prompts are not supported: the model has labels"),
         (Overrides(sparse=True), "sparse vectors cannot be exported"),
     ],
 )
