@@ -35,7 +35,7 @@ from models.engines import ENGINES, EngineError, Precision
 from models.engines.engine import missing
 from models.export.calibration import calibrate, distinct
 from models.export.checkpoint import NO_OVERRIDES, load
-from models.export.gliner_rows import check_row
+from models.export.gliner_rows import check_row, least_tokens
 from models.export.int8.graph import add_int8_graph
 from models.export.int8.quality import QualityBounds, check_outputs
 from models.export.model_folder import CheckpointError, ModelFolder
@@ -260,7 +260,12 @@ def _with_hub_settings(overrides: Overrides, files: ModelFolder, source: str) ->
 
 
 def _check_room(tokenizer: Tokenizer, config: SentenceConfig) -> None:
-    """Raise CheckpointError if the template of pairs leaves no room for a pair."""
+    """Raise CheckpointError if the template or the labels of a row leave no room for a text."""
+    if config.spans and (least := least_tokens(tokenizer, config.spans.rules)) > config.max_tokens:
+        raise CheckpointError(
+            f"--max-tokens {config.max_tokens} leaves no room for labels and a text; at least "
+            f"{least} is required"
+        )
     if (template := config.pair_template) is None:
         return
     texts = [template.prefix, *template.body("", "", ""), template.suffix]
