@@ -291,7 +291,8 @@ class Manifest:
         name: Name of the model in responses.
         source: Origin of the checkpoint: a folder name, a package or a hub id.
         revision: Commit of a hub model or version of a package; None for a folder.
-        family: `model_type` in the checkpoint's config.json.
+        family: `model_type` in the checkpoint's config.json, that of a GLiNER model's encoder, or
+            "static".
         weights_sha256: SHA-256 of each weight file of the checkpoint, by name.
         outputs: Names of the graphs' outputs, in `models.engines.OUTPUTS`. The first output is
             the default of requests.
@@ -317,7 +318,7 @@ class Manifest:
             with the prompt of the same name.
         token_rules: Rules for tokens by prompt name, "query" or "document"; the name "" stands for
             all others. Empty for models with one vector per text, all from an ONNX graph.
-        graphs: Descriptions of the ONNX files.
+        graphs: Descriptions of the ONNX files, or of a static model's table of vectors.
         files: SHA-256 of every file except the manifest, by path relative to the artifact.
         versions: Versions of the libraries used for the export, by library name.
         pair_template: Texts around a query and a document. Prompts are instructions then. None: the

@@ -51,34 +51,17 @@ class TableEngine:
         Raises:
             ValueError: An output is neither "pooled" nor "tokens".
         """
+        table = self._table  # `close` replaces it
         results: dict[Output, NDArray[np.float32]] = {}
         for output in outputs:
             match output:
                 case "pooled":
-                    results[output] = self._means(batch)
+                    results[output] = _means(table, batch)
                 case "tokens":
-                    results[output] = self._table[batch.input_ids]
+                    results[output] = table[batch.input_ids]
                 case _:
                     raise ValueError(f"a table has no output {output!r}")
         return [results[output] for output in outputs]
-
-    def _means(self, batch: PackedBatch) -> NDArray[np.float32]:
-        """Return the mean of the token vectors of each row, `(B, W)`."""
-        ends = batch.cumulative_lengths
-        starts, lengths = ends[:-1], np.diff(ends)  # (B,)
-        order = np.argsort(lengths, kind="stable")
-        means = np.zeros((batch.rows, self._table.shape[1]), np.float32)
-        # Rows of one length are added together: four times as fast as `np.add.reduceat`.
-        for rows in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
-            length = int(lengths[rows[0]])
-            count = max(1, _BLOCK // length)
-            for some in (rows[i : i + count] for i in range(0, len(rows), count)):
-                for start in range(0, length, _BLOCK):
-                    positions = np.arange(start, min(start + _BLOCK, length))
-                    tokens = batch.input_ids[starts[some, None] + positions]
-                    means[some] += np.add.reduce(self._table[tokens], 1)
-        means /= lengths[:, None]
-        return means
 
     def cancel(self) -> None:
         """Do nothing: the duration of a run is in proportion to its tokens."""
@@ -86,6 +69,25 @@ class TableEngine:
     def close(self) -> None:
         """Free the table; runs in flight keep it until they end."""
         self._table, self.runs = self._table[:0], ()
+
+
+def _means(table: NDArray[np.float32], batch: PackedBatch) -> NDArray[np.float32]:
+    """Return the mean of the token vectors of each row, `(B, W)`."""
+    ends = batch.cumulative_lengths
+    starts, lengths = ends[:-1], np.diff(ends)  # (B,)
+    order = np.argsort(lengths, kind="stable")
+    means = np.zeros((batch.rows, table.shape[1]), np.float32)
+    # Rows of one length are added together: four times as fast as `np.add.reduceat`.
+    for rows in np.split(order, np.flatnonzero(np.diff(lengths[order])) + 1):
+        length = int(lengths[rows[0]])
+        count = max(1, _BLOCK // length)
+        for block_rows in (rows[i : i + count] for i in range(0, len(rows), count)):
+            for start in range(0, length, _BLOCK):
+                positions = np.arange(start, min(start + _BLOCK, length))
+                tokens = batch.input_ids[starts[block_rows, None] + positions]
+                means[block_rows] += np.add.reduce(table[tokens], 1)
+    means /= lengths[:, None]
+    return means
 
 
 def open_table(graph: GraphFile, _precision: Precision, hardware: Hardware) -> Engine:

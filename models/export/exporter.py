@@ -35,7 +35,7 @@ from models.engines import ENGINES, EngineError, Precision
 from models.engines.engine import missing
 from models.export.calibration import calibrate, distinct
 from models.export.checkpoint import NO_OVERRIDES, load
-from models.export.gliner_rows import check_row
+from models.export.gliner_rows import check_row, least_tokens
 from models.export.int8.graph import add_int8_graph
 from models.export.int8.quality import QualityBounds, check_outputs
 from models.export.model_folder import CheckpointError, ModelFolder
@@ -85,6 +85,9 @@ _CHECK_TEXTS = (
 )
 # Maximum length of a check input, in tokens, because every start of the service runs all of them.
 _MAX_CHECK_TOKENS = 512
+# Hub ids of models whose pooling excludes prompts, although their files do not say so. Source:
+# `SentenceTransformer.__init__` of sentence-transformers 6.2, which goes by these names too.
+_INSTRUCTOR = ("hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl")
 # Number of leading check inputs whose token vectors or multi-vectors are stored (0.2 MB).
 _TOKEN_ROWS = 3
 
@@ -139,7 +142,7 @@ def export(
     files = ModelFolder(source.folder)
     if is_static(files):
         return _export_static(source, files, out, dtypes, overrides, texts, int8, report)
-    model, config = load(files, _with_template(overrides, files, source.source), report)
+    model, config = load(files, _with_hub_settings(overrides, files, source.source), report)
     if texts is not None and not int8:
         _check_has_pooled(source.name, config)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
@@ -247,15 +250,22 @@ def _check_has_pooled(name: str, config: SentenceConfig) -> None:
         )
 
 
-def _with_template(overrides: Overrides, files: ModelFolder, source: str) -> Overrides:
-    """Return the overrides with the published template of a hub model, if its files have none."""
-    if overrides.pair_template is not None or files.has("modules.json"):
-        return overrides
-    return replace(overrides, pair_template=template_of_hub(source))
+def _with_hub_settings(overrides: Overrides, files: ModelFolder, source: str) -> Overrides:
+    """Return the overrides with the settings of a hub model that its files do not have."""
+    if overrides.include_prompt is None and source in _INSTRUCTOR:
+        overrides = replace(overrides, include_prompt=False)
+    if overrides.pair_template is None and not files.has("modules.json"):
+        overrides = replace(overrides, pair_template=template_of_hub(source))
+    return overrides
 
 
 def _check_room(tokenizer: Tokenizer, config: SentenceConfig) -> None:
-    """Raise CheckpointError if the template of pairs leaves no room for a pair."""
+    """Raise CheckpointError if the template or the labels of a row leave no room for a text."""
+    if config.spans and (least := least_tokens(tokenizer, config.spans.rules)) > config.max_tokens:
+        raise CheckpointError(
+            f"--max-tokens {config.max_tokens} leaves no room for labels and a text; at least "
+            f"{least} is required"
+        )
     if (template := config.pair_template) is None:
         return
     texts = [template.prefix, *template.body("", "", ""), template.suffix]

@@ -69,6 +69,11 @@ def check_row(
     return encoding.ids, words, tuple(first[2 * i] for i in range(len(_CHECK_LABELS)))
 
 
+def least_tokens(tokenizer: Tokenizer, rules: SpanRules) -> int:
+    """Return the length of the self-check's labels and one token of a text."""
+    return len(tokenizer.encode(_prompt(rules), is_pretokenized=True).ids) + 1
+
+
 def _prompt(rules: SpanRules) -> list[str]:
     labels = [word for label in _CHECK_LABELS for word in (rules.label_marker, label)]
     return [*labels, rules.text_marker]

@@ -63,9 +63,9 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
     """Return `model` as an ONNX graph that computes in the dtype of the model's weights.
 
     The inputs are fields of `models.packing.PackedBatch`, with dynamic B, L and T, and of its words
-    for the output "spans". The outputs are
-    `model.outputs`, of the shapes in `models.engines.OUTPUTS`, in float32. Each attention is a
-    placeholder node, which `graph_for` replaces.
+    for the output "spans". The outputs are `model.outputs`, of the shapes in
+    `models.engines.OUTPUTS`, in float32. Each attention is a placeholder node, which `graph_for`
+    replaces.
 
     Args:
         model: Model in evaluation mode.

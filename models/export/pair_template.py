@@ -4,8 +4,12 @@ A template is the checkpoint's chat template, as sentence-transformers renders i
 model's authors publish beside the checkpoint.
 """
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from models.artifact import PairTemplate
@@ -90,6 +94,13 @@ _PROBES = (
     ("{{ a }}", "{% b %}", "naïve 日本 🎉 \\n"),
     ("a" * 3000, "b " * 3000, "C" * 3000),
 )
+
+# Limits of rendering a chat template with all probes, which takes milliseconds. The time of a
+# process that waits for a CPU does not count as time of a CPU.
+_CPU_SECONDS = 10
+_WALL_SECONDS = 120
+_MEMORY_BYTES = 2**30
+_MAX_CHARS = 2**20
 
 
 def template_of_hub(hub_id: str) -> str | None:
@@ -208,35 +219,72 @@ def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # no
         CheckpointError: It has; the message continues the name of the template.
     """
 
-    def render(instruction: str | None, query: str, document: str) -> str:
+    def messages(instruction: str | None, query: str, document: str) -> list[dict[str, object]]:
         contents = {"system": instruction, "query": query, "document": document}
-        messages = [
+        return [
             {"role": role, "content": text if is_flat else [{"type": "text", "text": text}]}
             for role, text in contents.items()
             if text is not None
         ]
-        try:
-            return str(tokenizer.apply_chat_template(messages, tokenize=False))
-        except Exception as error:  # templates raise what they like
-            raise CheckpointError(f"renders no pair: {str(error)[:200]}") from error
 
     if not tokenizer.chat_template:
         raise CheckpointError("is missing")
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
-    template = _parts(render(*_MARKS), render(None, *_MARKS[1:]), special)
-    for instruction, query, document in _PROBES:
-        for own in (instruction, None):
-            body = "".join(template.body(query, document, own or ""))
-            rendered, pieces = (
-                render(own, query, document),
-                (template.prefix, body, template.suffix),
-            )
-            if rendered != "".join(pieces):
-                raise CheckpointError("does not render all texts unchanged between fixed texts")
-            whole, *apart = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
-            if whole != [token for part in apart for token in part]:
-                raise CheckpointError("has a token that spans the border of a pair's texts")
+    probes = [
+        (own, query, document)
+        for instruction, query, document in (_MARKS, *_PROBES)
+        for own in (instruction, None)
+    ]
+    texts = _render(tokenizer, [messages(*probe) for probe in probes])
+    template = _parts(texts[0], texts[1], special)
+    for (instruction, query, document), rendered in zip(probes[2:], texts[2:], strict=True):
+        body = "".join(template.body(query, document, instruction or ""))
+        pieces = (template.prefix, body, template.suffix)
+        if rendered != "".join(pieces):
+            raise CheckpointError("does not render all texts unchanged between fixed texts")
+        whole, *apart = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
+        if whole != [token for part in apart for token in part]:
+            raise CheckpointError("has a token that spans the border of a pair's texts")
     return template
+
+
+def _render(tokenizer: Any, conversations: Sequence[Sequence[object]]) -> list[str]:  # noqa: ANN401
+    """Return the text of each conversation by the chat template, as `apply_chat_template` does.
+
+    Raises:
+        CheckpointError: The template fails, or exceeds the limits of time, memory or length.
+    """
+    try:
+        template = tokenizer.get_chat_template()
+    except ValueError as error:
+        raise CheckpointError(f"renders no pair: {str(error)[:200]}") from error
+    arguments = {**tokenizer.special_tokens_map, "chat_template": template}
+    request = {
+        "arguments": {**arguments, "conversations": conversations},
+        "cpu_seconds": _CPU_SECONDS,
+        "memory_bytes": _MEMORY_BYTES,
+        "max_chars": _MAX_CHARS,
+    }
+    renderer = Path(__file__).with_name("chat_renderer.py")
+    try:
+        child = subprocess.run(  # noqa: S603 - the template is data on standard input
+            # -P keeps Python from importing modules beside the renderer.
+            [sys.executable, "-P", str(renderer)],
+            input=json.dumps(request, default=str),
+            capture_output=True,
+            text=True,
+            timeout=_WALL_SECONDS,
+            check=True,
+        )
+    except subprocess.SubprocessError as error:
+        raise CheckpointError(
+            f"renders no pair within {_CPU_SECONDS} s of a CPU and {_MEMORY_BYTES >> 20} MiB"
+        ) from error
+    result = json.loads(child.stdout)
+    if "error" in result:
+        raise CheckpointError(f"renders no pair: {result['error']}")
+    texts: list[str] = result["texts"]
+    return texts
 
 
 def _parts(marked: str, without_instruction: str, special: Sequence[str]) -> PairTemplate:

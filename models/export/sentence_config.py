@@ -422,7 +422,11 @@ def read_prompts(
             f"the default prompt {default!r} is not among the prompts: {', '.join(prompts)}"
         )
     if not task.prompts and (default or any(prompts.values())):
-        raise CheckpointError("prompts of models for token classification are not supported")
+        raise CheckpointError(
+            "prompts are not supported: the model has labels instead"
+            if task is SPANS
+            else "prompts of models for token classification are not supported"
+        )
     return prompts, default
 
 

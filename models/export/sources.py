@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -147,7 +148,7 @@ def _check_files(folder: Path) -> None:
         for pattern, (format_name, remedy) in _OTHER_WEIGHTS.items():
             if has(pattern):
                 if format_name == "pickles" and has(GLINER_CONFIG):
-                    remedy = _GLINER_PICKLES
+                    remedy = _GLINER_PICKLES if _is_complete_gliner(folder) else GLINER_FOLDER
                 raise SourceError(
                     f"{folder} has weights as {format_name}, and no safetensors; {remedy}"
                 )
@@ -158,6 +159,16 @@ def _check_files(folder: Path) -> None:
             f"{folder} is no model folder: it has no config.json; save a model there with "
             "model.save_pretrained(folder)"
         )
+
+
+def _is_complete_gliner(folder: Path) -> bool:
+    """Return whether a GLiNER folder lacks safetensors alone, and not as the v2.1 models do."""
+    try:
+        config = json.loads((folder / GLINER_CONFIG).read_bytes())
+    except (OSError, ValueError):
+        return False
+    has_encoder = isinstance(config, dict) and isinstance(config.get("encoder_config"), dict)
+    return has_encoder and (folder / "tokenizer.json").exists()
 
 
 def _package_folder(name: str) -> Path | None:

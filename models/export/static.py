@@ -156,15 +156,18 @@ def _read_modules(folder: ModelFolder, modules: list[Any]) -> tuple[str, bool]:
 
 
 def _check_overrides(overrides: Overrides) -> None:
-    """Raise CheckpointError if an override is for models with a network."""
+    """Raise CheckpointError if an override is for models with a network, or is invalid."""
     for option, is_set in (
         ("--pooling", overrides.pooling is not None),
         ("--include-prompt", overrides.include_prompt is not None),
         ("--sparse", overrides.sparse),
         ("--tokens", overrides.tokens is not None),
+        ("--pair-template", overrides.pair_template is not None),
     ):
         if is_set:
             raise CheckpointError(f"{option} does not apply to a static model")
+    if overrides.max_tokens is not None:
+        _checked_limit(overrides.max_tokens, "--max-tokens")
 
 
 def _read_table(folder: ModelFolder, subfolder: str, *, is_model2vec: bool) -> Tensor:
@@ -214,7 +217,9 @@ def _read_model2vec(
         raise CheckpointError(f"{name}: normalize has the invalid value {normalize!r}")
     unknown = _unknown_id(tokenizer)
     rules = TokenRules(max_tokens=_NO_LIMIT, dropped=() if unknown is None else (unknown,))
-    own = overrides.max_tokens or config.get("max_length", _MAX_TOKENS)
+    own = config.get("max_length", _MAX_TOKENS)
+    if overrides.max_tokens is not None:
+        own = overrides.max_tokens
     if own is None:
         return rules, normalize
     limit = _checked_limit(own, f"{name}: max_length")
@@ -237,7 +242,8 @@ def _read_truncation(truncation: dict[str, Any] | None, overrides: Overrides) ->
         if truncation["strategy"] == "only_second":  # fails on single texts
             raise CheckpointError(f"{TOKENIZER}: the truncation strategy only_second is for pairs")
         limit = truncation["max_length"]
-    limit = overrides.max_tokens or limit
+    if overrides.max_tokens is not None:
+        limit = overrides.max_tokens
     return TokenRules(max_tokens=_checked_limit(limit, f"{TOKENIZER}: max_length"))
 
 

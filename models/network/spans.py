@@ -50,23 +50,28 @@ class WordLSTM(nn.LSTM):
         index = torch.where(is_word, counts[:, None] - 1 - position, position)
         index = (index + K * torch.arange(B, device=device)[:, None]).flatten()  # (B * K,)
 
-        def turned(x: Tensor) -> Tensor:
+        def reversed_rows(x: Tensor) -> Tensor:
             return x.flatten(0, 1).index_select(0, index).unflatten(0, (B, K))
 
         for layer in range(self.num_layers):
-            forth = torch.ops.vitrine.lstm(x, *self._onnx_parameters(f"l{layer}"))
-            back = torch.ops.vitrine.lstm(turned(x), *self._onnx_parameters(f"l{layer}_reverse"))
-            x = torch.cat([forth, turned(back)], -1)
+            forward = torch.ops.vitrine.lstm(x, *self._onnx_parameters(f"l{layer}"))
+            parameters = self._onnx_parameters(f"l{layer}_reverse")
+            backward = torch.ops.vitrine.lstm(reversed_rows(x), *parameters)
+            x = torch.cat([forward, reversed_rows(backward)], -1)
         return x
 
     def _onnx_parameters(self, name: str) -> tuple[Tensor, Tensor, Tensor]:
         """Return W `(2H, H)`, R `(2H, H / 2)` and B `(4H,)` of a layer's direction; see ONNX."""
 
-        def own(kind: str) -> Tensor:
+        def gates(kind: str) -> Tensor:
             parameter: Tensor = getattr(self, f"{kind}_{name}")
             return parameter.unflatten(0, (4, -1))[_GATES].flatten(0, 1)
 
-        return own("weight_ih"), own("weight_hh"), torch.cat([own("bias_ih"), own("bias_hh")])
+        return (
+            gates("weight_ih"),
+            gates("weight_hh"),
+            torch.cat([gates("bias_ih"), gates("bias_hh")]),
+        )
 
 
 class _Mlp(nn.Module):

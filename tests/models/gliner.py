@@ -98,13 +98,13 @@ def entities(
 ) -> Entities:
     """Return the entities of a text by the package's greedy search, in words that have tokens."""
     probabilities = scores[: len(spans)].sigmoid()
-    found = [
+    candidates = [
         (i, i + k, c, float(probabilities[i, k, c]))
         for i, k, c in torch.nonzero(probabilities > threshold).tolist()
         if i + k < len(spans)
     ]
     kept: list[tuple[int, int, int, float]] = []
-    for candidate in sorted(found, key=lambda own: -own[3]):
+    for candidate in sorted(candidates, key=lambda own: -own[3]):
         if not any(_clash(candidate[:2], own[:2], nested, multi_label) for own in kept):
             kept.append(candidate)
     return [

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -34,6 +35,7 @@ from models.engines import (
     self_check,
 )
 from models.engines.outputs import compare
+from models.engines.with_numpy import TableEngine
 from models.packing import PackedBatch, pack
 from tests.eventually import eventually
 from tests.models.export.cuda_graphs import for_cpu
@@ -342,7 +344,7 @@ def test_memory_of_a_large_batch_is_given_back_at_its_end(artifact: Artifact) ->
 REPEATED_SHAPE = """
 import resource, sys
 from pathlib import Path
-from models.artifact import TABLE_ENGINE, Artifact
+from models.artifact import Artifact
 from models.engines import open_engine
 from models.packing import pack
 engine = open_engine(Artifact.load(Path(sys.argv[1])), "onnxruntime", threads=1)
@@ -361,6 +363,22 @@ def test_peak_memory_does_not_grow_when_a_shape_repeats(artifact: Artifact) -> N
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     vectors_kib = 16 * 256 * 384 * 4 / 1024
     assert int(output) < 2 * vectors_kib
+
+
+def test_closing_a_table_keeps_it_for_the_run_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = np.random.default_rng(0).standard_normal((9, 4), np.float32)
+    engine = TableEngine(table, Hardware(1, 0, CpuRuns()))
+    argsort = np.argsort
+
+    def close_and_sort(*args: Any, **options: Any) -> Any:  # noqa: ANN401
+        engine.close()  # as another thread does
+        return argsort(*args, **options)
+
+    monkeypatch.setattr(np, "argsort", close_and_sort)
+    pooled, tokens = engine.run_outputs(pack([[1, 8], [5]]), ("pooled", "tokens"))
+    np.testing.assert_allclose(pooled, [table[[1, 8]].mean(0), table[5]], rtol=1e-6)
+    np.testing.assert_array_equal(tokens, table[[1, 8, 5]])
+    assert engine.runs == ()
 
 
 def test_single_threaded_engine_compiles_the_graph_once(artifact: Artifact) -> None:

@@ -51,7 +51,10 @@ BIASES = {**ATTENTION_BIAS, "mlp_bias": ("linear1", "linear2")}
 
 
 # Classes of transformers, whose attention has the direction that the config says.
-_CLASS = re.compile(r"(Llama|Mistral|Ministral3|Qwen[23])(Model|For\w+)")
+_CLASS = re.compile(
+    r"(Llama|Mistral|Ministral3|Qwen[23])"
+    r"(Model|For(CausalLM|SequenceClassification|TokenClassification|QuestionAnswering))"
+)
 
 
 def is_causal(config: Settings) -> bool:

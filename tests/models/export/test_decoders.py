@@ -292,7 +292,22 @@ LOOK_ALIKES: list[tuple[Save, dict[str, object], str]] = [
     (
         lambda folder: save_checkpoint(folder, "llama"),
         {"architectures": ["LlamaBidirectionalModel"]},
-        "architectures names LlamaBidirectionalModel, whose attention can have another direction",
+        "architectures names LlamaBidirectionalModel, whose attention can have another",
+    ),
+    (
+        lambda folder: save_checkpoint(folder, "llama"),
+        {"architectures": ["LlamaForTextEncoding"]},
+        "architectures names LlamaForTextEncoding, whose attention can have another",
+    ),
+    (
+        lambda folder: save_checkpoint(folder, "mistral"),
+        {"architectures": ["MistralForBidirectionalLM"]},
+        "architectures names MistralForBidirectionalLM, whose attention can have another",
+    ),
+    (
+        lambda folder: save_checkpoint(folder, "qwen3"),
+        {"architectures": ["Qwen3ForBidirectionalEmbedding"]},
+        "architectures names Qwen3ForBidirectionalEmbedding, whose attention can have another",
     ),
     # Other code, or that of another family.
     (save_nemotron, {"auto_map": {"AutoModel": "a.LlamaModel"}}, "auto_map names a.LlamaModel"),

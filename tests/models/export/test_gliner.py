@@ -15,6 +15,7 @@ from models.artifact import CHECK, MANIFEST, Artifact, ArtifactError, SpanRules,
 from models.engines import EngineError, open_engine, self_check
 from models.export.checkpoint import load
 from models.export.exporter import export
+from models.export.gliner_rows import check_row, least_tokens
 from models.export.int8.quality import check_outputs
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.onnx_graph import graph_for, trace, write_weights
@@ -210,7 +211,7 @@ def test_self_check_refuses_wrong_logits(
     ("overrides", "message"),
     [
         (Overrides(pooling=["mean"]), "token vectors cannot be chosen"),
-        (Overrides(prompts={"query": "q: "}), "prompts of models for token classification"),
+        (Overrides(prompts={"query": "q: "}), "prompts are not supported: the model has labels"),
         (Overrides(sparse=True), "sparse vectors cannot be exported"),
     ],
 )
@@ -225,6 +226,20 @@ def test_options_of_other_models_are_refused(
 def test_int8_is_refused(exported: Artifact) -> None:
     with pytest.raises(CheckpointError, match="the quality of spans is not measured"):
         check_outputs(exported.manifest)
+
+
+def test_maximum_length_without_room_for_a_text_is_refused(folder: Path, tmp_path: Path) -> None:
+    model, config = load(folder)
+    assert config.spans is not None
+    tokenizer = read_tokenizer(ModelFolder(folder), config, model.encoder.config.vocab_size)
+    least = least_tokens(tokenizer, config.spans.rules)
+    for limit in (5, least - 1):
+        message = f"--max-tokens {limit} leaves no room for labels and a text; at least {least}"
+        with pytest.raises(CheckpointError, match=message):
+            export(resolve(str(folder)), tmp_path, overrides=Overrides(max_tokens=limit))
+    tokenizer.enable_truncation(least)
+    _, words, labels = check_row(tokenizer, config.spans.rules, "the cat sat")
+    assert (len(words), len(labels)) == (1, 2)
 
 
 SETTINGS: list[tuple[dict[str, Any], str]] = [
@@ -316,6 +331,20 @@ def test_pickled_weights_are_refused_with_the_command_that_converts_them(
     monkeypatch.chdir(tmp_path)
     exec(code, {})  # noqa: S102 - the command of the message
     assert load(Path(resolve(str(tmp_path)).folder))[0].outputs == ("spans",)
+
+
+@pytest.mark.parametrize("missing", ["encoder_config", "tokenizer.json"])
+def test_pickled_weights_without_other_files_are_refused_with_the_command_that_writes_all(
+    missing: str, tmp_path: Path
+) -> None:
+    save_gliner(tmp_path, "bert")
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    if missing == "encoder_config":
+        edit_json(tmp_path / "gliner_config.json", encoder_config=None)
+    else:
+        (tmp_path / missing).unlink()
+    with pytest.raises(SourceError, match="where the package gliner is installed, write a compl"):
+        resolve(str(tmp_path))
 
 
 @pytest.mark.parametrize(

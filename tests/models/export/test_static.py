@@ -135,6 +135,7 @@ def test_truncated_dimensions_are_the_leading_columns(tmp_path: Path) -> None:
         ({"tokens": True}, "--tokens"),
         ({"sparse": True}, "--sparse"),
         ({"include_prompt": False}, "--include-prompt"),
+        ({"pair_template": "chat"}, "--pair-template"),
     ],
 )
 def test_options_of_networks_are_refused(
@@ -142,6 +143,15 @@ def test_options_of_networks_are_refused(
 ) -> None:
     save_model2vec(tmp_path / "model", word_pieces())
     refused(tmp_path / "model", f"{message} does not apply to a static model", **option)
+
+
+@pytest.mark.parametrize("save", [save_model2vec, save_static_embedding])
+@pytest.mark.parametrize("limit", [0, -5, 2**20 + 1])
+def test_invalid_maximum_length_names_the_option(
+    save: Callable[..., Any], limit: int, tmp_path: Path
+) -> None:
+    save(tmp_path / "model", word_pieces())
+    refused(tmp_path / "model", f"--max-tokens is {limit}; it must be from 1", max_tokens=limit)
 
 
 def test_target_for_gpus_is_refused(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, processors
 
+from models.export import pair_template
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError, ModelFolder
@@ -291,6 +292,15 @@ OTHER_TEMPLATES = {
         "does not have a special token after the document",
     ),
     "that fails": (CHAT_TEMPLATE.replace("'Find an answer.'", "1 // 0"), "renders no pair"),
+    "that needs too much time": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "renders no pair within 1 s of a CPU",
+    ),
+    "that needs too much memory": (
+        "{% set x = 'ab' * 1500000000 %}",
+        "renders no pair within .* and 1024 MiB",
+    ),
+    "that writes too much": ("{{ 'ab' * 1000000 }}", "renders no pair: its texts have more than"),
     "with other texts around an instruction": (
         CHAT_TEMPLATE.replace(
             "<Instruct>: ", "{% if messages | length == 3 %}<Instruct>: {% endif %}"
@@ -301,7 +311,10 @@ OTHER_TEMPLATES = {
 
 
 @pytest.mark.parametrize("name", OTHER_TEMPLATES)
-def test_chat_templates_are_refused(name: str, tmp_path: Path) -> None:
+def test_chat_templates_are_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pair_template, "_CPU_SECONDS", 1)
     template, message = OTHER_TEMPLATES[name]
     save_conversion(tmp_path, template)
     with pytest.raises(CheckpointError, match=f"the chat template {message}.*; choose another"):
