@@ -7,15 +7,15 @@ read them.
 import hashlib
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyarrow.json import read_json
 
 from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.readers import Block
@@ -34,8 +34,12 @@ CONTENT = b"vitrine texts"
 _CORPUS, _QUERIES, _QRELS = "corpus", "queries", "qrels"
 # Columns of judgements in BEIR's files; its first line of TSV has these names.
 _JUDGEMENT_COLUMNS = ("query-id", "corpus-id", "score")
+# End of the error of a record that has a null in a column, or lacks it.
+_NULL = "is null or missing"
 # https://github.com/usnistgov/trec_eval: query, ignored iteration, document, relevance
 _TREC_FIELDS = 4
+# trec_eval takes memory in proportion to the greatest relevance.
+_MAX_RELEVANCE = 1000
 # Number of words of the shortest sentence that is a query.
 _MIN_WORDS = 5
 
@@ -110,11 +114,6 @@ def read_collection(files: CollectionFiles, folder: Path) -> JudgedTexts:
         own = _TextFile(files.queries, folder)
         query_ids = own.write(queries, judgements.keys() or None)
         content.append(own.sha256)
-    if unknown := sorted(judgements.keys() - set(query_ids))[:1]:
-        raise BulkError(
-            f"{files.judgements} judges the query {unknown[0]!r}, which has no text in "
-            f"{files.queries}"
-        )
     digest = _sha256([content, judgements])
     return JudgedTexts(documents, queries, document_ids, query_ids, judgements, digest)
 
@@ -168,9 +167,11 @@ def _written(target: Path, content: str, columns: Iterable[list[list[str]]]) -> 
             for block in columns:
                 writer.write_batch(pa.record_batch(block, schema))
         partial.rename(target)
-    if pq.read_schema(target).metadata[CONTENT] != content.encode():
+    if (pq.read_schema(target).metadata or {}).get(CONTENT) != content.encode():
         raise OptionError(f"{target} has other texts than those given; choose another folder")
     ids: list[str] = pq.read_table(target, columns=["id"]).column(0).to_pylist()
+    if not ids:
+        raise BulkError(f"{target} has no texts; remove it, and give a file that has some")
     return ids
 
 
@@ -241,17 +242,40 @@ class _TextFile:
                     raise BulkError(f"{self._path}: the id {own!r} is empty or has white space")
                 seen.add(own)
             yield [[column[i] for i in kept] for column in (ids, texts)]
+        if wanted is not None and (missing := sorted(set(wanted) - seen)[:1]):
+            raise BulkError(
+                f"{self._path} has no text of the query {missing[0]!r}, which is judged"
+            )
 
     def _block(self, block: Block) -> tuple[list[str], list[str]]:
-        """Return the ids and texts of records."""
-        items, errors = items_of(block, self._options, "dense")
+        """Return the ids and texts of records.
+
+        Raises:
+            BulkError: A record has no id or no text, or a title that is no text.
+        """
+        texts, errors = self._column(block, "text")
+        if "title" in block.columns:
+            titles, of_titles = self._column(block, "title")
+            errors |= {
+                index: problem
+                for index, problem in of_titles.items()
+                if index not in errors and not problem.endswith(_NULL)
+            }
+            pairs = zip(titles, texts, strict=True)
+            texts = [f"{title or ''} {text or ''}".strip() for title, text in pairs]
         (column,) = self._source.copied
         values = copied_array(column.name, column.type, block.columns[column.name], errors)
         ids = values.to_pylist()
-        errors |= {i: "its id is null or missing" for i, own in enumerate(ids) if own is None}
+        for index, own in enumerate(ids):
+            if own is None:
+                errors.setdefault(index, f"its id {_NULL}")
         for index, problem in sorted(errors.items()):
             raise BulkError(f"{self._path}, record {block.first + index}: {problem}")
-        return [str(own) for own in ids], [str(item).strip() for item in items]
+        return [str(own) for own in ids], [str(text).strip() for text in texts]
+
+    def _column(self, block: Block, name: str) -> tuple[list[Any], dict[int, str]]:
+        """Return the texts in a column, None with an error, and the errors by index."""
+        return items_of(block, replace(self._options, template=None, text_column=name), "dense")
 
 
 def _opened(path: Path, folder: Path) -> tuple[BulkOptions, Source]:
@@ -283,28 +307,43 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
         for number, fields in _judgement_fields(path):
             try:
                 query, document, relevance = fields
-                judgements.setdefault(str(query), {})[str(document)] = _integer(relevance)
+                judgements.setdefault(str(query), {})[str(document)] = _relevance(relevance)
             except (TypeError, ValueError):
                 raise BulkError(
-                    f"{path}, line {number}: a judgement has a query, a document and an integer, "
-                    f"with TREC's ignored field or without; this one is {shorten(str(fields), 80)}"
+                    f"{path}, line {number}: a judgement has a query, a document and an integer up "
+                    f"to {_MAX_RELEVANCE}, with TREC's ignored field or without; this one is "
+                    f"{shorten(str(fields), 80)}"
                 ) from None
     if not judgements:
         raise BulkError(f"{path} has no judgements")
     return judgements
 
 
-def _integer(value: object) -> int:
+def _json_fields(line: str) -> Sequence[object]:
+    """Return the fields of a judgement in JSON; the line itself if it is none."""
+    try:
+        record = orjson.loads(line)
+        return [record[name] for name in _JUDGEMENT_COLUMNS]
+    except (ValueError, KeyError, TypeError):
+        return [line]
+
+
+def _relevance(value: object) -> int:
+    """Return a relevance; those below 0, which TREC's tracks have for spam, are 0.
+
+    Raises:
+        ValueError: It is no integer, or above `_MAX_RELEVANCE`.
+    """
     number = float(str(value))
-    if not number.is_integer():
+    if not number.is_integer() or number > _MAX_RELEVANCE:
         raise ValueError
-    return int(number)
+    return max(0, int(number))
 
 
 def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
     """Yield the number and the fields of each judgement."""
-    if path.suffix in (".parquet", ".jsonl"):
-        table = pq.read_table(path) if path.suffix == ".parquet" else read_json(path)
+    if path.suffix == ".parquet":
+        table = pq.read_table(path)
         if missing := set(_JUDGEMENT_COLUMNS) - set(table.column_names):
             raise OptionError(f"{path} has no column {min(missing)!r}")
         rows = zip(*(table.column(name).to_pylist() for name in _JUDGEMENT_COLUMNS), strict=True)
@@ -312,6 +351,9 @@ def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         return
     with path.open(encoding="utf-8") as lines:
         for number, line in enumerate(lines, 1):
+            if path.suffix == ".jsonl":
+                yield number, _json_fields(line)
+                continue
             tabs = line.rstrip("\r\n").split("\t")
             fields = tabs if len(tabs) == len(_JUDGEMENT_COLUMNS) else line.split()
             if fields and tuple(fields) != _JUDGEMENT_COLUMNS:

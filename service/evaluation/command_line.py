@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,12 +33,12 @@ from service.evaluation.comparison import Evaluated, compare, read_evaluation
 from service.evaluation.evaluation import EvaluationOptions, Job, evaluate, write_file
 from service.evaluation.measures import DEFAULT, parse_measures
 from service.evaluation.report import report_html, summary
-from service.evaluation.server import CONTRACTS, ServerJob
+from service.evaluation.server import CONTRACTS, ContractName, ServerJob
 from service.inference.errors import VitrineError
 
 EPILOG = (
     "Exit status: 0: done; 1: failed, what is finished is kept; 2: an option was refused; "
-    "4: interrupted."
+    "3: done, with errors of texts; 4: interrupted."
 )
 
 
@@ -52,6 +53,8 @@ _MODEL_OPTIONS = {
     "chunk_overlap": 0,
     "late": False,
 }
+# Options that another one needs.
+_NEEDS = {"split": "beir", "contract": "server", "rerank_top": "reranker"}
 # Environment variable with the API key of a server: commands are seen by other users.
 _KEY = "VITRINE_KEY"
 
@@ -71,15 +74,15 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--server",
         metavar="URL",
-        help="computes the vectors; its API key is in VITRINE_KEY (default: none)",
+        help="server for the vectors; VITRINE_KEY: its API key (default: none)",
     )
-    add("--contract", choices=CONTRACTS, default="openai", help="of --server (default: openai)")
+    add("--contract", choices=CONTRACTS, help="contract of --server (default: openai)")
     add("--query-prefix", default="", help="text before queries, for --server (default: none)")
     add("--document-prefix", default="", help="text before documents, for --server (default: none)")
     add(
         "--beir", type=Path, metavar="FOLDER", help="corpus.*, queries.* and qrels/ (default: none)"
     )
-    add("--split", default="test", help="judgements in qrels/ (default: test)")
+    add("--split", help="judgements in the qrels/ of --beir (default: test)")
     add("--corpus", type=Path, metavar="FILE", help="documents (default: of --beir)")
     add("--queries", type=Path, metavar="FILE", help="queries (default: of --beir)")
     add("--qrels", type=Path, metavar="FILE", help="judgements (default: of --beir, or none)")
@@ -109,7 +112,7 @@ def _parser() -> argparse.ArgumentParser:
         type=model_path,
         help="model that ranks the best documents again (default: none)",
     )
-    add("--rerank-top", type=int, default=100, help="number of these documents (default: 100)")
+    add("--rerank-top", type=int, help="number of documents for --reranker (default: 100)")
     add("--engine", default="auto", help="onnxruntime, openvino or cuda (default: auto)")
     add("--precision", choices=get_args(Precision), default="float32", help="default: float32")
     add("--threads", type=int, default=0, help="number of threads (default: one per CPU)")
@@ -120,10 +123,12 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     values = vars(_parser().parse_args(arguments))
+    logging.basicConfig(format="vitrine eval: %(message)s", level=logging.WARNING)
+    logging.getLogger("vitrine.export").setLevel(logging.INFO)
     try:
         with reporting(values["progress"]) as report:
-            options = _options(values)
             old = None if values["against"] is None else read_evaluation(values["against"])
+            options = replace(_options(values), compared_sha256=old.collection if old else None)
             results = asyncio.run(interruptible(lambda stop: evaluate(options, report, stop)))
         if results is None:
             print("vitrine eval: interrupted: start again with the same options", file=sys.stderr)
@@ -131,6 +136,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _show(results, options.folder)
         if old is not None:
             _compare(old, read_evaluation(options.folder))
+        if any(job["errors"] for job in results["jobs"].values()):
+            return 3
     except (OptionError, ArtifactError, EngineError) as error:
         return _failed(error, 2)
     except (BulkError, VitrineError) as error:
@@ -152,7 +159,11 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
         ArtifactError: A model cannot be found or exported.
     """
     measures = tuple(parse_measures(values["measures"]))
-    if values["rerank_top"] < 1:
+    for name, other in _NEEDS.items():
+        if values[name] is not None and values[other] is None:
+            raise OptionError(f"--{name.replace('_', '-')} needs --{other}")
+    top = 100 if values["rerank_top"] is None else values["rerank_top"]
+    if top < 1:
         raise OptionError("--rerank-top must be at least 1")
     files = _files(values)
     shared = {name: values[name] for name in ("engine", "precision", "threads")}
@@ -172,7 +183,7 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
         documents=documents,
         queries=queries,
         reranker=reranker,
-        rerank_top=values["rerank_top"],
+        rerank_top=top,
         ignores_identical_ids=values["ignore_identical_ids"],
     )
 
@@ -189,10 +200,15 @@ def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
             if values[name] != default:
                 option = name.replace("_", "-")
                 raise OptionError(f"--{option} applies to models in this process, not to --server")
-        name, key = values["model"] or "", os.environ.get(_KEY, "")
-        if not name and values["contract"] == "openai":
+        name = values["model"] or ""
+        contract: ContractName = values["contract"] or "openai"
+        if not name and contract == "openai":
             raise OptionError("OpenAI's contract needs --model, the name that the server knows")
-        server = ServerJob(values["server"], values["contract"], name, key=key)
+        if name and contract == "tei":
+            raise OptionError("TEI's contract has no names of models; leave out --model")
+        if "@" in values["server"]:
+            raise OptionError(f"--server has a password; give an API key in {_KEY}")
+        server = ServerJob(values["server"], contract, name, key=os.environ.get(_KEY, ""))
         documents, queries = (
             replace(server, prefix=values[name]) for name in ("document_prefix", "query_prefix")
         )
@@ -220,7 +236,7 @@ def _files(values: Mapping[str, Any]) -> CollectionFiles:
         if corpus or queries or qrels:
             raise OptionError("--beir excludes --corpus, --queries and --qrels")
         if count is None:
-            return CollectionFiles.in_folder(values["beir"], values["split"])
+            return CollectionFiles.in_folder(values["beir"], values["split"] or "test")
         corpus = the_file(values["beir"], "corpus")
     if corpus is None:
         raise OptionError("give documents: --beir or --corpus")
@@ -265,6 +281,9 @@ def _compare(old: Evaluated, new: Evaluated) -> None:
         write_file(folder / "comparison.json", [content])
         parts = (part.encode() for part in report_html(old, new, comparison))
         write_file(folder / "comparison.html", parts)
+    lacking = old.results["measures"].keys() ^ new.results["measures"].keys()
+    if lacking:
+        print(f"not compared, because one of the two lacks them: {', '.join(sorted(lacking))}")
     if comparison["measures"]:
         columns = ("measure", "old", "new", "difference", "95 % interval", "better", "worse")
         table = Table(*columns, box=None, pad_edge=False)

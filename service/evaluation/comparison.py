@@ -6,6 +6,7 @@ the first ten, and by the order of those that both have at all.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from service.evaluation.ranking import Rankings
 TOP = 10
 _CONFIDENCE = 0.95
 _RESAMPLES = 9999
-# Number of resamples that exist at once.
-_BATCH = 500
+# Approximate number of differences in the resamples that exist at once.
+_BATCH_NUMBERS = 2**20
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,13 @@ class Evaluated:
     Attributes:
         folder: Its folder.
         results: Content of results.json.
+        collection: Hash of the collection.
         rankings: Rankings of run.trec.
     """
 
     folder: Path
     results: Mapping[str, Any]
+    collection: str
     rankings: Rankings
 
 
@@ -51,21 +54,21 @@ def read_evaluation(folder: Path) -> Evaluated:
         for line in (folder / "run.trec").read_text().splitlines():
             query, _, document, _, score, _ = line.split(" ")
             rankings.setdefault(query, {})[document] = float(score)
-    except (OSError, ValueError) as error:
+        return Evaluated(folder, results, results["collection"]["sha256"], rankings)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise OptionError(f"{folder} has no finished evaluation: {error}") from error
-    return Evaluated(folder, results, rankings)
 
 
 def compare(old: Evaluated, new: Evaluated) -> dict[str, Any]:
     """Return the differences of two evaluations.
 
-    Measures have the mean difference with the interval in which it lies with a probability of 0.95,
-    by resampling the queries. Queries are in the order of how much they changed.
+    Measures have the mean difference with its confidence interval of 95 %, by resampling the
+    queries. Queries are in the order of how much they changed.
 
     Raises:
         OptionError: They are of different collections.
     """
-    if old.results["collection"]["sha256"] != new.results["collection"]["sha256"]:
+    if old.collection != new.collection:
         raise OptionError(f"{old.folder} is of another collection than {new.folder}")
     changed = [_query(old, new, query) for query in new.results["queries"]]
     names = [name for name in new.results["measures"] if name in old.results["measures"]]
@@ -90,13 +93,13 @@ def _measure(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> dict[
     )
     differences = after - before
     low = high = float(differences.mean())
-    if differences.any():  # all resamples of equal differences are equal
+    if len(differences) > 1 and np.ptp(differences):  # all resamples of equal ones are equal
         interval = bootstrap(
             (differences,),
             np.mean,
             confidence_level=_CONFIDENCE,
             n_resamples=_RESAMPLES,
-            batch=_BATCH,
+            batch=max(1, _BATCH_NUMBERS // len(differences)),
             method="percentile",
             rng=np.random.default_rng(0),
         ).confidence_interval
@@ -112,11 +115,15 @@ def _measure(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> dict[
 
 
 def _query(old: Evaluated, new: Evaluated, query: str) -> dict[str, Any]:
-    before, after = (list(own.rankings.get(query, ())) for own in (old, new))
-    common = [document for document in before if document in set(after)]
-    places = [[ranking.index(document) for document in common] for ranking in (before, after)]
-    correlation = float(kendalltau(*places).statistic) if len(common) > 1 else None
-    firsts = [set(ranking[:TOP]) for ranking in (before, after)]
+    before, after = (
+        {document: place for place, document in enumerate(own.rankings.get(query, ()), 1)}
+        for own in (old, new)
+    )
+    common = before.keys() & after.keys()
+    orders = [[places[document] for document in common] for places in (before, after)]
+    correlation = float(kendalltau(*orders).statistic) if len(common) > 1 else None
+    heads = [list(islice(places, TOP)) for places in (before, after)]
+    firsts = [set(head) for head in heads]
     length = max(map(len, firsts))
     values = [own.results["queries"][query]["measures"] for own in (old, new)]
     relevant = new.results["queries"][query]["relevant"]
@@ -129,22 +136,17 @@ def _query(old: Evaluated, new: Evaluated, query: str) -> dict[str, Any]:
         },
         "overlap": len(firsts[0] & firsts[1]) / length if length else 1.0,
         "rank_correlation": correlation,
-        "is_equal": before[:TOP] == after[:TOP],
+        "is_equal": heads[0] == heads[1],
         "documents": [
             {
                 "id": document,
                 "relevance": relevant.get(document, 0),
-                "old_rank": _place(before, document),
-                "new_rank": _place(after, document),
+                "old_rank": before.get(document),
+                "new_rank": after.get(document),
             }
-            for document in dict.fromkeys([*before[:TOP], *after[:TOP]])
+            for document in dict.fromkeys([*heads[0], *heads[1]])
         ],
     }
-
-
-def _place(ranking: Sequence[str], document: str) -> int | None:
-    """Return the place of a document from 1; None: it is not in the ranking."""
-    return ranking.index(document) + 1 if document in ranking else None
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

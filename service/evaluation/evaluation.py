@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,10 +27,11 @@ from models.artifact import Artifact
 from models.quantization import OutputDtype, read_calibration
 from service.bulk.job import encode_files, writing
 from service.bulk.opening import checked_kind
-from service.bulk.options import BulkOptions, Kind, OptionError
+from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import METADATA
 from service.bulk.progress import Progress
 from service.evaluation.collection import CollectionFiles, JudgedTexts, read_collection
+from service.evaluation.comparison import TOP
 from service.evaluation.measures import Measure, means, measure
 from service.evaluation.ranking import Rankings, Similarity, Vectors, rank
 from service.evaluation.server import ServerJob, encode_on_server
@@ -54,7 +56,7 @@ class EvaluationOptions:
     Attributes:
         files: Files of the collection.
         folder: Folder for the results.
-        measures: What is measured.
+        measures: Measures of the rankings.
         documents: Settings of the bulk job for the documents, whose inputs and output are ignored,
             or of a server in its place, whose vectors are compared by their cosine.
         queries: The same for the queries.
@@ -63,6 +65,7 @@ class EvaluationOptions:
         rerank_top: Number of documents per query that the reranker ranks.
         ignores_identical_ids: Whether documents with the id of the query are left out of its
             ranking: in some collections the queries are documents.
+        compared_sha256: Hash of the collection of an evaluation to compare with; None: of none.
     """
 
     files: CollectionFiles
@@ -73,11 +76,13 @@ class EvaluationOptions:
     reranker: BulkOptions | None = None
     rerank_top: int = 100
     ignores_identical_ids: bool = False
+    compared_sha256: str | None = None
 
     @property
     def depth(self) -> int:
         """Number of documents per query that are ranked."""
-        return max(self.rerank_top if self.reranker else 1, *(own.cut for own in self.measures))
+        reranked = self.rerank_top if self.reranker else 0
+        return max(TOP, reranked, *(own.cut for own in self.measures))
 
 
 Report = Callable[[Progress], None]
@@ -105,13 +110,16 @@ async def evaluate(
         checked_kind(options.reranker)
     with writing(options.folder):
         options.folder.mkdir(parents=True, exist_ok=True)
-    texts = await asyncio.to_thread(read_collection, options.files, options.folder)
+        texts = await asyncio.to_thread(read_collection, options.files, options.folder)
+    if options.compared_sha256 not in (None, texts.sha256):
+        raise OptionError("the evaluation to compare with is of another collection")
 
     async def finishes(name: str, settings: Job) -> bool:
         path = options.folder / name
         source = path.with_suffix(".parquet")
         if isinstance(settings, ServerJob):
-            return await encode_on_server(settings, source, path, stop)
+            with writing(options.folder):
+                return await encode_on_server(settings, source, path, stop)
         job = replace(settings, inputs=(str(source),), output=path)
         return (await encode_files(job, report, stop)).is_complete
 
@@ -119,6 +127,7 @@ async def evaluate(
     for name, settings in jobs.items():
         if not await finishes(name, settings):
             return None
+    _check_widths(options)
     rankings = await asyncio.to_thread(_ranked, options, texts, similarity)
     if options.reranker is not None:
         jobs["pairs"] = options.reranker
@@ -146,6 +155,24 @@ async def evaluate(
             options.folder / "results.json", [orjson.dumps(results, option=orjson.OPT_INDENT_2)]
         )
     return results
+
+
+def _check_widths(options: EvaluationOptions) -> None:
+    """Check that a server has computed all vectors with one model.
+
+    Raises:
+        BulkError: Those of documents and of queries are of other versions.
+    """
+    if isinstance(options.documents, ServerJob):
+        documents, queries = (
+            _job_description(options.folder / name, options.documents)["version"]
+            for name in ("documents", "queries")
+        )
+        if documents != queries:
+            raise BulkError(
+                f"the vectors of documents are of {documents}, and those of queries of {queries}: "
+                "the server has another model by now; choose another folder"
+            )
 
 
 def _similarity(options: EvaluationOptions) -> Similarity:
@@ -242,8 +269,20 @@ def _reranked(folder: Path, rankings: Rankings) -> Rankings:
         first = dict(sorted(own.items(), key=lambda item: (item[1], item[0]), reverse=True))
         lowest = min(first.values(), default=0.0)
         rest = [document for document in rankings[query] if document not in own]
-        reranked[query] = first | {rest[i]: lowest - 1 - i for i in range(len(rest))}
+        scored = first | {rest[i]: lowest - 1 - i for i in range(len(rest))}
+        reranked[query] = dict(zip(scored, _distinct(scored.values()), strict=True))
     return reranked
+
+
+def _distinct(scores: Iterable[float]) -> Iterator[float]:
+    """Yield scores, best first, in float32, in which trec_eval compares them, without ties.
+
+    Different scores near 1 can be equal in float32.
+    """
+    previous = np.float32(np.inf)
+    for score in scores:
+        previous = min(np.float32(score), np.nextafter(previous, np.float32(-np.inf)))
+        yield float(previous)
 
 
 def _relevant(texts: JudgedTexts, query: str) -> dict[str, int]:

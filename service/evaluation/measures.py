@@ -74,7 +74,7 @@ def _value(own: Measure, found: Mapping[str, float]) -> float:
     if own.kind != "mrr":
         return found.get(f"{_TREC[own.kind]}_{own.cut}", 0.0)
     value = found.get("recip_rank", 0.0)
-    return value if value * own.cut >= 1 else 0.0
+    return value if value and round(1 / value) <= own.cut else 0.0
 
 
 def means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

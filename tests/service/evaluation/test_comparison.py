@@ -22,7 +22,6 @@ def evaluated(values: list[float], rankings: dict[str, list[str]]) -> Evaluated:
         for index, value in enumerate(values)
     }
     results = {
-        "collection": {"sha256": "same"},
         "measures": {"MRR@10": sum(values) / len(values)},
         "queries": queries,
     }
@@ -30,7 +29,7 @@ def evaluated(values: list[float], rankings: dict[str, list[str]]) -> Evaluated:
         query: {document: float(-place) for place, document in enumerate(own)}
         for query, own in rankings.items()
     }
-    return Evaluated(Path("folder"), results, scores)
+    return Evaluated(Path("folder"), results, "same", scores)
 
 
 def test_mean_differences_have_the_interval_of_a_normal_distribution() -> None:
@@ -70,7 +69,7 @@ def test_queries_are_in_the_order_of_how_much_they_changed() -> None:
 
 def test_other_collections_and_unfinished_evaluations_are_refused(tmp_path: Path) -> None:
     old, new = evaluated([1.0], {}), evaluated([1.0], {})
-    other = Evaluated(old.folder, {**old.results, "collection": {"sha256": "other"}}, {})
+    other = Evaluated(old.folder, old.results, "other", {})
     with pytest.raises(OptionError, match="is of another collection"):
         compare(other, new)
     with pytest.raises(OptionError, match="has no finished evaluation"):

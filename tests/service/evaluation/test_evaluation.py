@@ -30,7 +30,7 @@ from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.progress import Progress
 from service.evaluation.collection import CollectionFiles
 from service.evaluation.command_line import main
-from service.evaluation.evaluation import EvaluationOptions, evaluate
+from service.evaluation.evaluation import EvaluationOptions, _distinct, evaluate
 from service.evaluation.measures import Measure
 from service.inference.tokenizing.chunking import Chunking
 from tests.service.evaluation.conftest import Evaluate
@@ -211,6 +211,28 @@ def test_documents_with_equal_texts_are_ranked_by_the_greater_id(
     assert results["collection"]["judgements_of_unknown_documents"] == 1
 
 
+def test_scores_of_a_reranker_that_differ_keep_their_order_in_float32() -> None:
+    scores = [1 - 1e-9, 1 - 2e-9, 1 - 3e-9, 0.5, 0.5]
+    distinct = np.array(list(_distinct(scores)))
+    assert (np.diff(distinct.astype(np.float32)) < 0).all()
+    np.testing.assert_allclose(distinct, scores, atol=2e-7)
+
+
+def test_negative_relevance_is_that_of_no_relevance(run: Evaluate, tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    (folder / "qrels").mkdir(parents=True)
+    lines = [json.dumps({"id": own, "text": f"text {own}"}) for own in ("a", "b", "2020-01-01")]
+    for name in ("corpus", "queries"):
+        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    names = ("query-id", "corpus-id", "score")
+    rows = [("a", "b", -2), ("a", "a", 2), ("2020-01-01", "2020-01-01", 1)]
+    text = "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
+    (folder / "qrels" / "test.jsonl").write_text(text)
+    results = run(folder=folder)
+    assert results["queries"]["a"]["relevant"] == {"a": 2}
+    assert results["queries"]["2020-01-01"]["measures"]["hits@3"] == 1
+
+
 def test_documents_with_the_id_of_the_query_can_be_left_out(run: Evaluate, tmp_path: Path) -> None:
     folder = tmp_path / "own"
     (folder / "qrels").mkdir(parents=True)
@@ -329,11 +351,15 @@ def test_folder_of_other_settings_or_texts_is_refused(
         (
             "queries.jsonl",
             '{"_id": "q0", "text": "x"}',
-            "judges the query 'q1'.*no text in .*queries.jsonl",
+            "has no text of the query 'q1', which is judged",
         ),
         ("qrels/test.tsv", "q0\td1\tone\n", "line 1: a judgement has"),
         ("qrels/test.tsv", "q0\td1\t1\nq0 d1 1 2 3\n", "line 2: a judgement has"),
         ("qrels/test.tsv", "q0\td1\t0.5\n", "line 1: a judgement has"),
+        ("qrels/test.tsv", "q0\td1\t1001\n", "line 1: a judgement has .* up to 1000"),
+        ("corpus.jsonl", '{"_id": "a", "title": "t", "text": null}', "record 0: the column 'text'"),
+        ("corpus.jsonl", '{"_id": "a", "title": 5, "text": "x"}', "record 0: the column 'title'"),
+        ("corpus.jsonl", '{"_id": "a", "text": "x"}\n[1]', "record 1: "),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
     ],
 )
@@ -376,7 +402,7 @@ def test_command_prints_the_measures_and_says_what_is_wrong(
         (["--beir", str(collection), "--against", str(tmp_path)], "has no finished evaluation"),
         (["--beir", str(collection), "--split", "dev"], "must have one file dev.*; it has none"),
         (["--beir", str(collection), "--measures", "map@3"], "'map@3' is no measure"),
-        (["--beir", str(collection), "--rerank-top", "0"], "--rerank-top must be at least 1"),
+        (["--beir", str(collection), "--reranker", "x", "--rerank-top", "0"], "must be at least 1"),
         (["--beir", str(collection), "--late"], "need --chunking"),
         (["--beir", str(collection), "--query-prompt", "x"], "unknown prompt"),
     ):

@@ -9,7 +9,7 @@ import pytest
 from service.bulk.options import OptionError
 from service.evaluation.measures import Measure, means, measure, parse_measures
 
-ALL = [Measure(kind, cut) for kind in ("ndcg", "recall", "mrr", "hits") for cut in (1, 3, 10)]
+ALL = [Measure(kind, cut) for kind in ("ndcg", "recall", "mrr", "hits") for cut in (1, 3, 10, 49)]
 
 
 def expected(own: Measure, judged: Mapping[str, int], scores: Mapping[str, float]) -> float:
@@ -33,7 +33,7 @@ def expected(own: Measure, judged: Mapping[str, int], scores: Mapping[str, float
 
 def test_measures_equal_their_formulas_with_ties_grades_and_queries_without_a_ranking() -> None:
     chance = random.Random(3)  # noqa: S311
-    documents = [f"d{number}" for number in range(30)]
+    documents = [f"d{number}" for number in range(60)]
     judgements: dict[str, dict[str, int]] = {}
     rankings: dict[str, dict[str, float]] = {}
     for number in range(1000):
@@ -41,7 +41,7 @@ def test_measures_equal_their_formulas_with_ties_grades_and_queries_without_a_ra
         some = chance.sample(documents, chance.randint(1, 8))
         judgements[query] = {document: chance.choice([-1, 0, 0, 1, 2, 3]) for document in some}
         if chance.random() < 0.9:
-            found = chance.sample(documents, chance.randint(1, 20))
+            found = chance.sample(documents, chance.randint(1, 60))
             rankings[query] = {document: chance.randint(0, 6) / 4 for document in found}
     values = measure(ALL, judgements, rankings)
     assert values.keys() == judgements.keys()

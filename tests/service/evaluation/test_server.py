@@ -127,6 +127,30 @@ def test_parts_are_kept_and_the_rest_is_asked_for(
         encode(texts, output, ServerJob("http://other", "openai"))
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda body: httpx2.Response(
+            200,
+            json={
+                "data": [{"index": i, "embedding": [1.0] * 3} for i in range(len(body["input"]))]
+            },
+        ),
+        lambda body: httpx2.Response(
+            200, content=vectors(body).content, headers={"X-Model-Version": "other"}
+        ),
+    ],
+)
+def test_parts_of_another_model_are_refused(
+    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path, changed: Answer
+) -> None:
+    answered(vectors)
+    assert not encode(texts, tmp_path / "vectors", stop=True)
+    answered(changed)
+    with pytest.raises(BulkError, match="the server has another model by now"):
+        encode(texts, tmp_path / "vectors")
+
+
 def test_text_that_the_server_refuses_is_an_error_and_the_others_are_encoded(
     texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -166,6 +190,11 @@ def test_request_is_sent_again_when_the_server_is_busy(
         (httpx2.Response(401), "answers 401"),
         (httpx2.Response(422, text="no"), "refuses all of 64 texts, the first: 422: no"),
         (httpx2.Response(200, json={"data": []}), "something else than one vector for each text"),
+        (
+            httpx2.Response(200, json={"data": [{"index": 0, "embedding": [None, 1.0]}]}),
+            "one vector",
+        ),
+        (httpx2.Response(200, json={"data": [{"index": 0, "embedding": [[1.0]]}]}), "one vector"),
         (httpx2.Response(200, text="hello"), "something else than one vector for each text"),
     ],
 )
@@ -187,6 +216,13 @@ def test_servers_that_give_no_vectors_are_named(
     [
         ([], "give --model, or --server"),
         (["--server", "http://host"], "OpenAI's contract needs --model"),
+        (
+            ["--server", "http://host", "--contract", "tei", "--model", "x"],
+            "has no names of models",
+        ),
+        (["--server", "http://a:b@host", "--model", "x"], "--server has a password"),
+        (["--model", "x", "--contract", "tei"], "--contract needs --server"),
+        (["--model", "x", "--rerank-top", "5"], "--rerank-top needs --reranker"),
         (["--model", "x", "--query-prefix", "q: "], "are for --server"),
         (
             ["--server", "http://host", "--dimensions", "8"],
