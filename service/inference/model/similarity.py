@@ -103,8 +103,8 @@ def compare(
     scores, explain_pair = similarity.compare(model, similarity.kind, texts, pairs)
     explanations: dict[int, Explanation] = {}
     for index in best_first(scores, explained) if explained else ():
-        if deadline is not None and not deadline.remaining_s:
-            raise deadline.exceeded()
+        if deadline is not None:
+            deadline.check()
         explanations[index] = explain_pair(*pairs[index])
     return scores, explanations
 
