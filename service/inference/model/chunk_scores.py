@@ -92,16 +92,12 @@ async def score_vectors(
         with _after(count):
             return rows + chunked.rows("document")
 
-    try:
+    with _of_rows(chunked, count, InferenceFailed):
         rows, results, seconds = await model.run(
             *([*queries, *chunked.parts], count + len(documents), tokenize),
             *((output, "tokens") if chunking.late else (output,), options),
             max_tokens=token_limit(model, output),
         )
-    except InferenceFailed as error:
-        if error.index is not None and error.index >= count:
-            error.index = count + chunked.owners[error.index - count]
-        raise
 
     def compare_chunks() -> Scores:
         vectors = results[0][count:]
@@ -113,7 +109,8 @@ async def score_vectors(
         return scores
 
     is_long = chunking.late or output == "multi"
-    scores = await asyncio.to_thread(compare_chunks) if is_long else compare_chunks()
+    with _of_rows(chunked, count, InvalidInput):
+        scores = await asyncio.to_thread(compare_chunks) if is_long else compare_chunks()
     best = chunked.best(scores)
     own = [rows[index % count] for index in range(len(documents))]
     lengths = chunked.tokens(rows[count:])
@@ -126,6 +123,17 @@ async def score_vectors(
         seconds,
         best_chunks=chunked.at(best),
     )
+
+
+@contextmanager
+def _of_rows(chunked: ChunkedTexts, queries: int, kind: type[VitrineError]) -> Iterator[None]:
+    """Convert the index of a row after those of the queries, in errors of a kind, to its text's."""
+    try:
+        yield
+    except kind as error:
+        if error.index is not None and error.index >= queries:
+            error.index = queries + chunked.owners[error.index - queries]
+        raise
 
 
 @contextmanager
