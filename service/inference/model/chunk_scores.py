@@ -14,6 +14,7 @@ from service.inference.results.chunked_texts import ChunkedTexts
 from service.inference.results.late_chunking import check_late
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS, Scores
+from service.inference.results.token_pooling import run_pooling
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row
@@ -105,12 +106,13 @@ async def score_vectors(
             vectors = chunked.vectors(model.artifact.manifest, results[1][count:])
         encoded = EncodedTexts(rows, [[*results[0][:count], *vectors]], count)
         pairs = [(owner % count, count + index) for index, owner in enumerate(chunked.chunk_owners)]
-        scores, _ = compare(similarity, model, encoded, pairs, 0, None)
+        scores, _ = compare(similarity, model, encoded, pairs, 0, options.deadline)
         return scores
 
     is_long = chunking.late or output == "multi"
+    run = run_pooling if model.artifact.manifest.pools_tokens else asyncio.to_thread
     with _of_rows(chunked, count, InvalidInput):
-        scores = await asyncio.to_thread(compare_chunks) if is_long else compare_chunks()
+        scores = await run(compare_chunks) if is_long else compare_chunks()
     best = chunked.best(scores)
     own = [rows[index % count] for index in range(len(documents))]
     lengths = chunked.tokens(rows[count:])

@@ -21,6 +21,7 @@ from service.inference.model.similarity import EncodedTexts, compare, similarity
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.metrics import observe_stages
 from service.inference.results.scores import ACTIVATIONS
+from service.inference.results.token_pooling import run_pooling
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row
@@ -215,8 +216,9 @@ async def _score_vectors(
     encoded, pairs = EncodedTexts(rows, results, texts.queries), texts.indices
     work = partial(compare, similarity, model, encoded, pairs, explained, options.deadline)
     is_long = explained > 0 or output == "multi" or len(pairs) > _INLINE_PAIRS
+    run = run_pooling if model.artifact.manifest.pools_tokens else asyncio.to_thread
     with texts.locating(InvalidInput, queries, documents):
-        scores, explanations = await asyncio.to_thread(work) if is_long else work()
+        scores, explanations = await run(work) if is_long else work()
     if explained:
         seconds["explain"] = time.perf_counter() - compared
         observe_stages(model.metrics.stage_seconds, compared, {"explain": seconds["explain"]})
