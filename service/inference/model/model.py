@@ -454,7 +454,8 @@ class Model(LoadedModel):
 
         Args:
             inputs: A text, or a list of texts.
-            labels: Labels of the entities to find, by a GLiNER model; duplicates are ignored.
+            labels: Labels of the entities to find, which a GLiNER model requires and others refuse;
+                duplicates are ignored.
             threshold: Score from 0 to 1 that entities exceed; with `labels`, as the next two.
             nested: Whether an entity can contain others.
             multi_label: Whether the same span can have several labels.
