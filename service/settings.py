@@ -222,7 +222,8 @@ class LimitSettings(_Group):
         16_384,
         ge=1,
         description="Maximum number of tokens per request with results per token: token lists, "
-        "token vectors, multi-vectors, tags, late chunking and explanations of embeddings",
+        "token vectors, multi-vectors, tags, late chunking and explanations of embeddings; also of "
+        "entities with labels of the request",
     )
     max_body_bytes: int = Field(
         4 * 2**20, ge=1, description="Maximum size of a request body in bytes"

@@ -38,7 +38,8 @@ class TagRequest(BaseModel):
         None,
         min_length=1,
         max_length=MAX_ENTITY_LABELS,
-        description="Labels of the entities to find, by a GLiNER model; null: the model's labels",
+        description="Labels of the entities to find. GLiNER models require them; other models have "
+        "labels of their own, and require null",
     )
     threshold: float = Field(
         EntityLabels.threshold,
@@ -77,7 +78,10 @@ class TaggedSpan(BaseModel):
     """A span of a text with a label."""
 
     label: str = Field(description="Label without the prefix `B-` or `I-`, unless `none`")
-    score: float
+    score: float = Field(
+        description="Mean of the probabilities of the label, over the tokens or words of the span; "
+        "with labels of the request, the probability of the label for the span"
+    )
     start: int = Field(
         description="Start of the span in the text, in characters (Unicode code points)"
     )

@@ -36,6 +36,11 @@ class Deadline:
         """Time until its end in seconds; 0 after it."""
         return max(0.0, self.end - time.monotonic())
 
+    def check(self) -> None:
+        """Raise `DeadlineExceeded` after its end."""
+        if not self.remaining_s:
+            raise self.exceeded()
+
     def exceeded(self) -> DeadlineExceeded:
         """Return the error of a call that has not ended in time."""
         return DeadlineExceeded(f"deadline of {self.seconds:g} s exceeded")

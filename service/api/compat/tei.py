@@ -114,7 +114,7 @@ async def tei_info(request: Request, state: State) -> Response:
             model_dtype=model.engine.precision,
             served_model_name=model.name,
             model_type=_model_type(manifest),
-            max_concurrent_requests=settings.batch.max_queue_tokens // manifest.max_tokens,
+            max_concurrent_requests=max(1, settings.batch.max_queue_tokens // manifest.max_tokens),
             max_input_length=manifest.max_tokens,
             max_batch_tokens=model.max_cost,
             max_batch_requests=None,

@@ -14,6 +14,7 @@ from service.inference.results.chunked_texts import ChunkedTexts
 from service.inference.results.late_chunking import check_late
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS, Scores
+from service.inference.results.token_pooling import run_pooling
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row
@@ -92,16 +93,12 @@ async def score_vectors(
         with _after(count):
             return rows + chunked.rows("document")
 
-    try:
+    with _of_rows(chunked, count, InferenceFailed):
         rows, results, seconds = await model.run(
             *([*queries, *chunked.parts], count + len(documents), tokenize),
             *((output, "tokens") if chunking.late else (output,), options),
             max_tokens=token_limit(model, output),
         )
-    except InferenceFailed as error:
-        if error.index is not None and error.index >= count:
-            error.index = count + chunked.owners[error.index - count]
-        raise
 
     def compare_chunks() -> Scores:
         vectors = results[0][count:]
@@ -109,11 +106,13 @@ async def score_vectors(
             vectors = chunked.vectors(model.artifact.manifest, results[1][count:])
         encoded = EncodedTexts(rows, [[*results[0][:count], *vectors]], count)
         pairs = [(owner % count, count + index) for index, owner in enumerate(chunked.chunk_owners)]
-        scores, _ = compare(similarity, model, encoded, pairs, 0, None)
+        scores, _ = compare(similarity, model, encoded, pairs, 0, options.deadline)
         return scores
 
     is_long = chunking.late or output == "multi"
-    scores = await asyncio.to_thread(compare_chunks) if is_long else compare_chunks()
+    run = run_pooling if model.artifact.manifest.pools_tokens else asyncio.to_thread
+    with _of_rows(chunked, count, InvalidInput):
+        scores = await run(compare_chunks) if is_long else compare_chunks()
     best = chunked.best(scores)
     own = [rows[index % count] for index in range(len(documents))]
     lengths = chunked.tokens(rows[count:])
@@ -126,6 +125,17 @@ async def score_vectors(
         seconds,
         best_chunks=chunked.at(best),
     )
+
+
+@contextmanager
+def _of_rows(chunked: ChunkedTexts, queries: int, kind: type[VitrineError]) -> Iterator[None]:
+    """Convert the index of a row after those of the queries, in errors of a kind, to its text's."""
+    try:
+        yield
+    except kind as error:
+        if error.index is not None and error.index >= queries:
+            error.index = queries + chunked.owners[error.index - queries]
+        raise
 
 
 @contextmanager

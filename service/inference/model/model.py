@@ -41,6 +41,7 @@ from service.inference.results.quantization import Quantizer, make_quantizer
 from service.inference.results.scores import Scores
 from service.inference.results.spans import EntityLabels, find_entities
 from service.inference.results.tags import Aggregation, Tags
+from service.inference.results.token_pooling import run_pooling
 from service.inference.results.vectors import (
     Embeddings,
     Encoded,
@@ -319,15 +320,16 @@ class Model(LoadedModel):
                         seconds=seconds,
                         is_normalized=self.artifact.manifest.normalize,
                         normalize=normalize,
+                        deadline=call.deadline,
                     )
 
         def convert_all() -> Encoded:
             pairs = zip(outputs, results, strict=True)
             return cast(Encoded, {output: convert(output, result) for output, result in pairs})
 
-        # Pooling of tokens takes time in proportion to the square of their number.
-        limit = _INLINE_TOKENS if rules.pool_factor == 1 else 0
-        is_short = outputs == ("pooled",) or sum(len(r.ids) for r in rows) <= limit
+        if rules.pool_factor > 1 and "multi" in outputs:
+            return await run_pooling(convert_all)
+        is_short = outputs == ("pooled",) or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
         return convert_all() if is_short else await asyncio.to_thread(convert_all)
 
     def similarity(self, a: VectorsOfTexts, b: VectorsOfTexts) -> Scores:
@@ -456,7 +458,8 @@ class Model(LoadedModel):
 
         Args:
             inputs: A text, or a list of texts.
-            labels: Labels of the entities to find, by a GLiNER model; duplicates are ignored.
+            labels: Labels of the entities to find, which a GLiNER model requires and others refuse;
+                duplicates are ignored.
             threshold: Score from 0 to 1 that entities exceed; with `labels`, as the next two.
             nested: Whether an entity can contain others.
             multi_label: Whether the same span can have several labels.

@@ -86,7 +86,7 @@ class ModelOptions:
         max_chars: Maximum number of characters per text.
         max_whole_chars: See `TextTokenizer`.
         max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
-            `tag`, `tokenize` or late chunking.
+            `tag`, `tokenize` or late chunking, and of entities with `labels` per call of `tag`.
         max_chunks: Maximum number of chunks of all texts of a call, and of pairs with candidate
             labels.
         cache_bytes: Maximum size of the model's own cache of results, in bytes; 0: no cache.

@@ -1,6 +1,7 @@
 """Texts of pairs whose vectors are compared: each is tokenised and encoded once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from service.inference.call_options import OnOverflow
 from service.inference.errors import VitrineError
@@ -94,8 +95,19 @@ class PairTexts:
         rows = self.rows
         return [rows[first].truncated or rows[second].truncated for first, second in self.indices]
 
-    def index_of(self, row: int, queries: Sequence[str], documents: Sequence[str]) -> int:
-        """Return the index of a row's text among queries and documents."""
+    @contextmanager
+    def locating(
+        self, kind: type[VitrineError], queries: Sequence[str], documents: Sequence[str]
+    ) -> Iterator[None]:
+        """Convert the index of a row in errors of a kind to one among queries and documents."""
+        try:
+            yield
+        except kind as error:
+            if error.index is not None:
+                error.index = self._index_of(error.index, queries, documents)
+            raise
+
+    def _index_of(self, row: int, queries: Sequence[str], documents: Sequence[str]) -> int:
         if row < self.queries:
             return queries.index(self._queries.text(row))
         return len(queries) + documents.index(self._documents.text(row - self.queries))

@@ -21,6 +21,7 @@ from service.inference.model.similarity import EncodedTexts, compare, similarity
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.metrics import observe_stages
 from service.inference.results.scores import ACTIVATIONS
+from service.inference.results.token_pooling import run_pooling
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row
@@ -208,22 +209,20 @@ async def _score_vectors(
         return texts.rows
 
     count = len(documents) if count_tokens else len(queries) + len(documents)
-    try:
+    with texts.locating(InferenceFailed, queries, documents):
         rows, results, seconds = await model.run(
             *([*{*queries}, *{*documents}], count, tokenize),
             *(outputs, options),
             max_tokens=token_limit(model, output),
             count_tokens=count_tokens,
         )
-    except InferenceFailed as error:
-        if error.index is not None:  # of a row
-            error.index = texts.index_of(error.index, queries, documents)
-        raise
     compared = time.perf_counter()
     encoded, pairs = EncodedTexts(rows, results, texts.queries), texts.indices
     work = partial(compare, similarity, model, encoded, pairs, explained, options.deadline)
     is_long = explained > 0 or output == "multi" or len(pairs) > _INLINE_PAIRS
-    scores, explanations = await asyncio.to_thread(work) if is_long else work()
+    run = run_pooling if model.artifact.manifest.pools_tokens else asyncio.to_thread
+    with texts.locating(InvalidInput, queries, documents):
+        scores, explanations = await run(work) if is_long else work()
     if explained:
         seconds["explain"] = time.perf_counter() - compared
         observe_stages(model.metrics.stage_seconds, compared, {"explain": seconds["explain"]})

@@ -48,7 +48,10 @@ Pairs = Sequence[tuple[int, int]]
 ExplainPair = Callable[[int, int], Explanation]
 # Results of `encode`, `encode_sparse` or `encode_multi`, or vectors `(N, W)`.
 VectorsOfTexts = Embeddings | SparseEmbeddings | MultiEmbeddings | ArrayLike
-Compare = Callable[[LoadedModel, SimilarityName, "EncodedTexts", Pairs], tuple[Scores, ExplainPair]]
+Compare = Callable[
+    [LoadedModel, SimilarityName, "EncodedTexts", Pairs, Deadline | None],
+    tuple[Scores, ExplainPair],
+]
 
 
 class EncodedTexts(NamedTuple):
@@ -95,22 +98,27 @@ def compare(
         texts: Queries and documents.
         pairs: Pairs to compare.
         explained: Number of best pairs to explain.
-        deadline: Time at which explanations stop; None: no limit.
+        deadline: Time after which no pooling and no explanation begins; None: no limit.
 
     Raises:
-        DeadlineExceeded: The explanations take longer.
+        InvalidInput: A text has too many vectors to pool; `index` is that of its row.
+        DeadlineExceeded: Pooling and explanations take longer.
     """
-    scores, explain_pair = similarity.compare(model, similarity.kind, texts, pairs)
+    scores, explain_pair = similarity.compare(model, similarity.kind, texts, pairs, deadline)
     explanations: dict[int, Explanation] = {}
     for index in best_first(scores, explained) if explained else ():
-        if deadline is not None and not deadline.remaining_s:
-            raise deadline.exceeded()
+        if deadline is not None:
+            deadline.check()
         explanations[index] = explain_pair(*pairs[index])
     return scores, explanations
 
 
 def _compare_pooled(
-    model: LoadedModel, kind: SimilarityName, texts: EncodedTexts, pairs: Pairs
+    model: LoadedModel,
+    kind: SimilarityName,
+    texts: EncodedTexts,
+    pairs: Pairs,
+    _deadline: Deadline | None,
 ) -> tuple[Scores, ExplainPair]:
     manifest, count = model.artifact.manifest, texts.queries
     rows, vectors, tokens = texts.rows, np.array(texts.results[0]), texts.results[-1]
@@ -131,7 +139,11 @@ def _compare_pooled(
 
 
 def _compare_sparse(
-    model: LoadedModel, kind: SimilarityName, texts: EncodedTexts, pairs: Pairs
+    model: LoadedModel,
+    kind: SimilarityName,
+    texts: EncodedTexts,
+    pairs: Pairs,
+    _deadline: Deadline | None,
 ) -> tuple[Scores, ExplainPair]:
     (vectors,) = texts.results
     queries, documents = ([vectors[i] for i in side] for side in zip(*pairs, strict=True))
@@ -143,14 +155,19 @@ def _compare_sparse(
 
 
 def _compare_multi(
-    model: LoadedModel, _kind: SimilarityName, texts: EncodedTexts, pairs: Pairs
+    model: LoadedModel,
+    _kind: SimilarityName,
+    texts: EncodedTexts,
+    pairs: Pairs,
+    deadline: Deadline | None,
 ) -> tuple[Scores, ExplainPair]:
     rules = [model.tokenizer.rules(name) for name in ("query", "document")]
     normalize = model.artifact.manifest.normalize
     vectors, positions, _ = zip(
         *(
             select_tokens(
-                *(index, row, tokens, rules[index >= texts.queries]), is_normalized=normalize
+                *(index, row, tokens, rules[index >= texts.queries], deadline),
+                is_normalized=normalize,
             )
             for index, (row, tokens) in enumerate(zip(texts.rows, texts.results[0], strict=True))
         ),

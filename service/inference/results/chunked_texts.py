@@ -64,7 +64,8 @@ class ChunkedTexts:
         Raises:
             InvalidInput: A text is invalid, as for `TextTokenizer.rows_of_texts`, but for its
                 length; `index` is its index. The prompt is unknown. A chunk of the requested size
-                does not fit into the model's maximum length. There are too many chunks.
+                does not fit into the model's maximum length, or a token has more characters than
+                the model reads. There are too many chunks.
             TooLarge: A text has too many characters.
         """
         prompt, room = self._tokenizer.prompt(prompt_name), self._tokenizer.room(prompt_name)
@@ -74,12 +75,19 @@ class ChunkedTexts:
         taken = self._tokenizer.count(prompt.text)
         max_chars = self._tokenizer.rules(prompt_name).max_chars or inf
 
-        def measure(part: str, _: int) -> tuple[int, int]:
+        def measure(part: str, count: int) -> tuple[int, int]:
             tokens = self._tokenizer.count(part)
             # Tokens at the border of prompt and text can differ from those of each alone.
             whole = self._tokenizer.count(prompt.text + part) if prompt.text else tokens
             excess = max(tokens - size, whole - taken - room)
             if (chars := len(prompt.text) + len(part) - max_chars) > 0:
+                if count <= 1:
+                    raise InvalidInput(
+                        f"an indivisible part of the text has {len(part)} characters, which exceed "
+                        f"the model's maximum of {max_chars} for a prompt and a chunk",
+                        code="too_long",
+                        pointer="/chunking",
+                    )
                 excess = max(excess, ceil(tokens * chars / len(part)))
             return tokens, excess
 

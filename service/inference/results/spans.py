@@ -12,6 +12,7 @@ from functools import partial
 import numpy as np
 
 from service.inference.call_options import CallOptions
+from service.inference.errors import InvalidInput
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.tags import Entity, Tags
 from service.inference.results.vectors import Vectors
@@ -41,29 +42,49 @@ class EntityLabels:
 async def find_entities(
     model: LoadedModel, texts: Sequence[str], labels: EntityLabels, options: CallOptions
 ) -> Tags:
-    """Return the entities of each text; see `Model.tag`."""
+    """Return the entities of each text; see `Model.tag`.
+
+    Raises:
+        InvalidInput: There are more entities than `max_token_vectors`. Entities that neither
+            overlap nor share a span are fewer than tokens, which have this limit too.
+        VitrineError: Any error of `LoadedModel.run`, under the same conditions.
+    """
     tokenize = partial(model.tokenizer.rows_with_labels, texts, labels.labels, options.on_overflow)
     parts = [*texts, *labels.labels]
     rows, (results,), seconds = await model.run(parts, len(texts), tokenize, ("spans",), options)
 
     def decode_all() -> list[list[Entity]]:
-        return [
-            decode(text, row, logits, labels)
-            for text, row, logits in zip(texts, rows, results, strict=True)
-        ]
+        entities: list[list[Entity]] = []
+        room = model.max_token_vectors
+        for text, row, logits in zip(texts, rows, results, strict=True):
+            if options.deadline is not None:
+                options.deadline.check()
+            entities.append(decode(text, row, logits, labels, room))
+            room -= len(entities[-1])
+            if room < 0:
+                raise InvalidInput(
+                    f"the inputs have more than {model.max_token_vectors} entities, the limit per "
+                    "request; raise the threshold or send fewer texts",
+                    code="too_many_entities",
+                    pointer="/inputs",
+                )
+        return entities
 
     is_short = sum(logits.size for logits in results) <= _INLINE_SCORES
     return Tags(decode_all() if is_short else await asyncio.to_thread(decode_all), rows, seconds)
 
 
-def decode(text: str, row: Row, logits: Vectors, labels: EntityLabels) -> list[Entity]:
+def decode(text: str, row: Row, logits: Vectors, labels: EntityLabels, limit: int) -> list[Entity]:
     """Return the entities of a text, in its order.
+
+    Of more than `limit` entities, those with the `limit + 1` highest scores are returned.
 
     Args:
         text: The text.
         row: Tokens of the text, with the positions of words and the spans of words with tokens.
         logits: Logits `(words * labels, W)` of the spans of up to W words that begin at each word.
         labels: Labels, and which spans are entities.
+        limit: Number of entities beyond which the search ends.
     """
     words = [span for span in row.offsets or () if span is not None]  # those with tokens, n
     width = logits.shape[1]
@@ -74,14 +95,17 @@ def decode(text: str, row: Row, logits: Vectors, labels: EntityLabels) -> list[E
     starts, extra, columns = np.nonzero(scores > np.float32(labels.threshold))
     is_inside = starts + extra < len(words)
     starts, extra, columns = starts[is_inside], extra[is_inside], columns[is_inside]
-    found = scores[starts, extra, columns]
-    order = np.argsort(-found, kind="stable")
+    span_scores = scores[starts, extra, columns]
+    order = np.argsort(-span_scores, kind="stable")
     kept: list[tuple[int, int, int, float]] = []
     decided: dict[tuple[int, int], bool] = {}  # whether a span of words is an entity
     ends_at: list[list[int]] = [[] for _ in words]  # last words of entities, by their first word
     for start, last, column, score in zip(
-        *(each[order].tolist() for each in (starts, starts + extra, columns, found)), strict=True
+        *(each[order].tolist() for each in (starts, starts + extra, columns, span_scores)),
+        strict=True,
     ):
+        if len(kept) > limit:
+            break
         if (start, last) in decided:
             is_entity = decided[start, last] and labels.multi_label
         else:

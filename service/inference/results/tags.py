@@ -36,7 +36,8 @@ class Entity:
 
     Attributes:
         label: Label without its prefix; without aggregation, the label of the token.
-        score: Mean of the probabilities of the label, over the tokens or words of the entity.
+        score: Mean of the probabilities of the label, over the tokens or words of the entity. With
+            labels of the request, the probability of the label for the span.
         start: Start of the span in the input, in characters (Unicode code points).
         end: End of the span, exclusive.
         text: The span. With some tokenizers it includes the space before a word.

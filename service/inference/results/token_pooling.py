@@ -4,7 +4,11 @@ The clusters are those of `HierarchicalTokenPooling` in sentence-transformers: W
 cosine distances, cut at a number of clusters. Source: Clavié et al. 2024, arXiv:2409.14683.
 """
 
-import threading
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +23,11 @@ from service.inference.errors import InvalidInput
 MAX_POOLED = 4096
 # Number of vectors whose distances from all others are computed at a time.
 _BLOCK = 256
-# Held during a linkage, so that concurrent requests do not add up their memory.
-_linkage = threading.Lock()
+# One thread, so that concurrent requests do not add up their memory. In the event loop's default
+# executor, those that wait for each other would take the threads of all other requests.
+_executor = ThreadPoolExecutor(1, "token-pooling")
+
+Result = TypeVar("Result")
 
 
 def check_poolable(manifest: Manifest) -> None:
@@ -31,6 +38,12 @@ def check_poolable(manifest: Manifest) -> None:
     """
     if manifest.pools_tokens and (reason := missing("scipy", "pooling")):
         raise EngineError(f"the model pools the vectors of tokens, but {reason}")
+
+
+async def run_pooling(work: Callable[[], Result]) -> Result:
+    """Call `work`, which pools vectors, after all earlier calls, and return its result."""
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_executor, copy_context().run, work)
 
 
 def pool_vectors(
@@ -68,14 +81,13 @@ def _clusters(vectors: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     from scipy.cluster import hierarchy
 
     size = len(vectors)
-    with _linkage:
-        distances = np.empty(size * (size - 1) // 2)  # of each pair, in the order of scipy
-        end = 0
-        for start in range(0, size, _BLOCK):
-            block = np.clip(1 - vectors[start : start + _BLOCK] @ vectors.T, 0, 2)  # float32
-            for row, own in enumerate(block, start):
-                begin, end = end, end + size - row - 1
-                distances[begin:end] = own[row + 1 :]
-        tree = hierarchy.linkage(distances, "ward")
+    distances = np.empty(size * (size - 1) // 2)  # of each pair, in the order of scipy
+    end = 0
+    for start in range(0, size, _BLOCK):
+        block = np.clip(1 - vectors[start : start + _BLOCK] @ vectors.T, 0, 2)  # float32
+        for row, own in enumerate(block, start):
+            begin, end = end, end + size - row - 1
+            distances[begin:end] = own[row + 1 :]
+    tree = hierarchy.linkage(distances, "ward")
     labels = hierarchy.fcluster(tree, count, "maxclust")
     return np.unique(labels, return_inverse=True)[1]

@@ -9,6 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from models.artifact import TokenRules
 from service.inference.batching.cache import CacheCounts
+from service.inference.call_options import Deadline
 from service.inference.errors import InvalidInput
 from service.inference.results.token_pooling import pool_vectors
 from service.inference.tokenizing.rows import Row, Span
@@ -236,6 +237,7 @@ def multi_embeddings(
     *,
     is_normalized: bool,
     normalize: bool | None,
+    deadline: Deadline | None,
 ) -> MultiEmbeddings:
     """Return the multi-vectors of rows, selected from the vectors `(L, W)` of all their tokens.
 
@@ -246,12 +248,15 @@ def multi_embeddings(
         seconds: Duration of each stage.
         is_normalized: Whether the model normalises its vectors.
         normalize: See `Model.encode_multi`.
+        deadline: See `select_tokens`.
 
     Raises:
         VitrineError: Any error of `select_tokens`, under the same conditions.
     """
     selected = [
-        select_tokens(index, *pair, rules, is_normalized=is_normalized, normalize=normalize)
+        select_tokens(
+            *(index, *pair, rules, deadline), is_normalized=is_normalized, normalize=normalize
+        )
         for index, pair in enumerate(zip(rows, results, strict=True))
     ]
     vectors, positions, clusters = zip(*selected, strict=True)
@@ -264,6 +269,7 @@ def select_tokens(
     row: Row,
     vectors: Vectors,
     rules: TokenRules,
+    deadline: Deadline | None,
     *,
     is_normalized: bool,
     normalize: bool | None = None,
@@ -278,16 +284,20 @@ def select_tokens(
         row: Token ids of the text.
         vectors: Vectors of all tokens of the row, `(L, W)`.
         rules: Rules for the tokens of the text.
+        deadline: Time after which no pooling begins; None: no limit.
         is_normalized: Whether the model normalises its vectors, before they are pooled.
         normalize: Whether to scale the result to unit length; None: the model's own setting.
 
     Raises:
         InvalidInput: The text has too many vectors to pool.
+        DeadlineExceeded: The deadline has passed before the vectors are pooled.
     """
     positions = vector_positions(row, rules)
     if rules.pool_factor == 1:
         own = is_normalized or rules.normalizes_pooled if normalize is None else normalize
         return truncate_and_normalize(vectors[positions], None, own), positions, positions
+    if deadline is not None:
+        deadline.check()
     own_vectors = truncate_and_normalize(vectors[positions], None, is_normalized)
     try:
         pooled, clusters = pool_vectors(own_vectors, rules.pool_factor, rules.protected)

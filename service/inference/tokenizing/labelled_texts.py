@@ -1,7 +1,8 @@
 """Rows of texts with labels, for models that find entities with labels of the request.
 
 A text is divided into words by a regular expression, and each word is tokenised on its own, as are
-the labels before them. So a text cannot contain the marker of a label: its signs are words.
+the labels before them. So a text cannot contain the marker of a label: its signs are words. And the
+tokens of the labels are the same before each text, so that they are tokenised once.
 
 Source: the package gliner 0.2.29. There, words without tokens are entities too, and shift the words
 after them.
@@ -47,32 +48,40 @@ class LabelledTexts:
             InvalidInput: The labels leave no room for a text, or a label has no tokens or contains
                 the marker of labels.
         """
-        prompt = [word for label in labels for word in (self._rules.label_marker, label)]
-        prompt.append(self._rules.text_marker)
-        at = self._check(prompt, labels)
+        before, after, at = self._prompt(labels)
         rows: list[Row] = []
         for part in slices(texts):
             words = [self._words(text) for text in part]
             inputs = [
-                [*prompt, *(text[start:end] for start, end in own[: self._rules.max_words])]
+                [text[start:end] for start, end in own[: self._rules.max_words]]
                 for text, own in zip(part, words, strict=True)
             ]
             for own, encoding in zip(words, self._encode(inputs), strict=True):
-                rows.append(self._row(encoding, own, len(prompt), at))
+                rows.append(self._row(encoding, own, before, after, at))
         return rows
 
     def _words(self, text: str) -> list[Span]:
         """Return the spans of the words that fit, and of one more."""
         return [match.span() for match in islice(_WORD.finditer(text), self._rules.max_words + 1)]
 
-    def _encode(self, inputs: Sequence[Sequence[str]]) -> list[Encoding]:
+    def _encode(
+        self, inputs: Sequence[Sequence[str]], *, with_special: bool = False
+    ) -> list[Encoding]:
         with panics_as_errors("the tokenizer"):
-            encodings: list[Encoding] = self._tokenizer.encode_batch(inputs, is_pretokenized=True)
+            encodings: list[Encoding] = self._tokenizer.encode_batch(
+                inputs, is_pretokenized=True, add_special_tokens=with_special
+            )
             return encodings
 
-    def _check(self, prompt: Sequence[str], labels: Sequence[str]) -> list[int]:
-        """Check the labels; return the positions of their markers."""
-        (encoding,) = self._encode([prompt])
+    def _prompt(self, labels: Sequence[str]) -> tuple[list[int], list[int], tuple[int, ...]]:
+        """Return the ids before and after each text, and the positions of the labels' markers.
+
+        Raises:
+            InvalidInput: See `rows`.
+        """
+        prompt = [word for label in labels for word in (self._rules.label_marker, label)]
+        prompt.append(self._rules.text_marker)
+        (encoding,) = self._encode([prompt], with_special=True)
         first = first_tokens(encoding.word_ids)
         # One token of a text, and the special token after it, have to fit too.
         if encoding.overflowing or len(encoding.ids) >= self._max_tokens:
@@ -90,25 +99,44 @@ class LabelledTexts:
                     "the label has no tokens, or contains the marker of labels",
                     pointer=f"/labels/{index}",
                 )
-        return [first[2 * index] for index in range(len(labels))]
+        # The text's tokens come between the last token of the prompt and special tokens after it.
+        end = max(i for i, word in enumerate(encoding.word_ids) if word is not None) + 1
+        positions = tuple(first[2 * index] for index in range(len(labels)))
+        return encoding.ids[:end], encoding.ids[end:], positions
 
     def _row(
-        self, encoding: Encoding, words: Sequence[Span], prompt: int, labels: Sequence[int]
+        self,
+        encoding: Encoding,
+        words: Sequence[Span],
+        before: list[int],
+        after: list[int],
+        labels: tuple[int, ...],
     ) -> Row:
-        first = first_tokens(encoding.word_ids)
+        """Return the row of a text.
+
+        Args:
+            encoding: Encoding of the words that fit, without labels and special tokens.
+            words: Spans of the words.
+            before: Ids before the text.
+            after: Ids after the text.
+            labels: Positions of the labels' markers.
+        """
+        own = encoding.ids[: self._max_tokens - len(before) - len(after)]
+        first = first_tokens(encoding.word_ids[: len(own)])
         count = min(len(words), self._rules.max_words)
-        positions = [(first[prompt + i], words[i]) for i in range(count) if prompt + i in first]
-        offsets: list[Span | None] = [None] * len(encoding.ids)
+        positions = [(len(before) + first[i], words[i]) for i in range(count) if i in first]
+        ids = [*before, *own, *after]
+        offsets: list[Span | None] = [None] * len(ids)
         for position, span in positions:
             offsets[position] = span
         # The package has zero vectors in place of words without tokens, after all others. The LSTM
         # reads them, and it needs at least one word.
         missing = max(count, 1) - len(positions)
         return Row(
-            encoding.ids,
-            bool(encoding.overflowing) or len(words) > count,
+            ids,
+            len(own) < len(encoding.ids) or bool(encoding.overflowing) or len(words) > count,
             0,
             offsets=offsets,
             words=(*(position for position, _ in positions), *[NO_TOKEN] * missing),
-            labels=tuple(labels),
+            labels=labels,
         )

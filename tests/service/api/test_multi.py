@@ -1,9 +1,14 @@
 """Multi-vectors over HTTP, against sentence-transformers."""
 
+import asyncio
 import base64
 import json
 import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +18,11 @@ from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 from starlette.testclient import TestClient
 
+import vitrine
 from models.artifact import Artifact
+from service.inference import call_options
+from service.inference.results import token_pooling
+from service.inference.results import vectors as vector_results
 from tests.service.api.conftest import client_of
 from tests.service.api.posting import ask
 
@@ -54,11 +63,9 @@ def test_lengths_of_queries_and_documents(multi_client: TestClient) -> None:
     assert list(map(len, documents["ids"])) == [6, 5, 18]
 
 
-def test_pooled_documents_name_the_vector_of_each_token(
-    multi_client: TestClient, multi_encoder: Multi, tmp_path: Path
-) -> None:
-    folder = tmp_path / "pooled"
-    shutil.copytree(multi_encoder[1].path, folder)
+def save_pooled(artifact: Artifact, folder: Path) -> Artifact:
+    """Copy an artifact, with pooling of the documents' tokens."""
+    shutil.copytree(artifact.path, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["token_rules"]["document"] |= {
         "pool_factor": 2.0,
@@ -66,10 +73,17 @@ def test_pooled_documents_name_the_vector_of_each_token(
         "normalizes_pooled": True,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
+    return Artifact.load(folder)
+
+
+def test_pooled_documents_name_the_vector_of_each_token(
+    multi_client: TestClient, multi_encoder: Multi, tmp_path: Path
+) -> None:
+    artifact = save_pooled(multi_encoder[1], tmp_path / "pooled")
     whole = ask(multi_client, "/encode", inputs=TEXTS, prompt_name="document")
     assert "clusters" not in whole
     expected = HierarchicalTokenPooling(2.0).pool(list(map(torch.tensor, whole["embeddings"])))
-    for client in client_of(Artifact.load(folder)):
+    for client in client_of(artifact):
         pooled = ask(client, "/encode", inputs=TEXTS, prompt_name="document")
         assert "clusters" not in ask(client, "/encode", inputs=TEXTS, prompt_name="query")
         refused = client.post("/debug/parity", json={})
@@ -81,6 +95,87 @@ def test_pooled_documents_name_the_vector_of_each_token(
         assert (len(clusters), {*clusters}) == (len(ids), {*range(len(vectors))})
     assert refused.json()["code"] == "wrong_model"
     assert "pools the vectors of tokens" in refused.json()["detail"]
+
+
+def test_text_with_too_many_vectors_to_pool_is_named(
+    multi_encoder: Multi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = ["a cat", "a cat", "the cat sat on a mat. " * 3, "rain"]
+    pairs = {"queries": "cat", "documents": documents}
+    chunked: Json = {"query": "cat", "documents": ["! " * 40, documents[2]]}
+    chunked["chunking"] = {"strategy": "sentences", "size": 9}
+    for client in client_of(save_pooled(multi_encoder[1], tmp_path / "pooled")):
+        monkeypatch.setattr(token_pooling, "MAX_POOLED", 7)
+        for path, body, pointer in (
+            ("/encode", {"inputs": documents, "prompt_name": "document"}, "/inputs/2"),
+            ("/score", pairs, "/documents/2"),
+            ("/score", {**pairs, "queries": ["cat", "dog", "cat", "cat"]}, "/documents/2"),
+            ("/rerank", {"query": "cat", "documents": documents}, "/documents/2"),
+            ("/rerank", chunked, "/documents/1"),
+        ):
+            problem = client.post(path, json=body).json()
+            actual = problem["code"], problem["index"], problem["pointer"]
+            assert actual == ("too_many_tokens", int(pointer[-1]), pointer), (path, problem)
+            assert "at most 7 can be pooled" in problem["detail"]
+
+
+def test_pooling_leaves_the_threads_of_other_requests(
+    multi_encoder: Multi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = save_pooled(multi_encoder[1], tmp_path / "pooled")
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def pool(*args: Any) -> Any:  # noqa: ANN401
+        has_begun.set()
+        may_end.wait(60)
+        return token_pooling.pool_vectors(*args)
+
+    monkeypatch.setattr(vector_results, "pool_vectors", pool)
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(2))
+        async with await vitrine.open_model(artifact.path) as model:
+            chunking = vitrine.Chunking()
+            calls = [
+                asyncio.ensure_future(model.encode_multi(TEXTS, prompt_name="document")),
+                asyncio.ensure_future(model.score("cat", TEXTS)),
+                asyncio.ensure_future(model.rerank("cat", TEXTS, chunking=chunking)),
+            ]
+            try:
+                with ThreadPoolExecutor(1) as own:
+                    assert await loop.run_in_executor(own, has_begun.wait, 60)
+                assert await asyncio.wait_for(asyncio.to_thread(lambda: "free"), 30) == "free"
+            finally:
+                may_end.set()
+            await asyncio.gather(*calls)
+
+    asyncio.run(run())
+
+
+def test_deadline_ends_pooling_between_texts(
+    multi_encoder: Multi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    artifact = save_pooled(multi_encoder[1], tmp_path / "pooled")
+    now = time.monotonic()
+    pooled = 0
+
+    def pool(*args: Any) -> Any:  # noqa: ANN401
+        nonlocal now, pooled
+        now += 1000
+        pooled += 1
+        return token_pooling.pool_vectors(*args)
+
+    monkeypatch.setattr(vector_results, "pool_vectors", pool)
+    monkeypatch.setattr(call_options, "time", SimpleNamespace(monotonic=lambda: now))
+    with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=1)) as model:
+        with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 999 s exceeded"):
+            model.encode_multi(TEXTS, prompt_name="document", timeout_s=999)
+        assert pooled == 1
+        for count, chunking in ((2, None), (3, vitrine.Chunking())):
+            with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 999 s exceeded"):
+                model.score("cat", TEXTS, chunking=chunking, timeout_s=999)
+            assert pooled == count
 
 
 def test_base64_has_the_same_vectors(multi_client: TestClient) -> None:

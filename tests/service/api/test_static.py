@@ -11,7 +11,7 @@ from model2vec import StaticModel
 
 from models.export.exporter import export
 from models.export.sources import resolve
-from tests.models.static_models import save_model2vec, word_pieces
+from tests.models.static_models import save_model2vec, save_static_embedding, word_pieces
 from tests.service.api.conftest import client_of
 
 TEXTS = ["The cat sat on the mat.", "語 文", "Why is the sky blue?"]
@@ -47,6 +47,15 @@ def test_info_describes_the_table(served: tuple[StaticModel, TestClient]) -> Non
     assert info["family"] == "static"
     assert (info["engine"], info["precision"]) == ("numpy", "float32")
     assert (info["dimensions"], info["limits"]["max_tokens"]) == (16, 512)
+
+
+def test_tei_info_of_a_table_without_a_limit_allows_a_request(tmp_path: Path) -> None:
+    save_static_embedding(tmp_path / "model", word_pieces())
+    artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
+    for client in client_of(artifact):
+        info = client.get("/tei/info").json()
+    assert info["max_input_length"] > 1_000_000
+    assert info["max_concurrent_requests"] == 1
 
 
 def test_score_of_an_unknown_word_is_zero_and_has_explanations(

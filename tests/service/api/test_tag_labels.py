@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
+from service.inference import call_options
+from service.inference.results import spans as span_results
 from tests.models.gliner import Gliner, entities, save_gliner
 from tests.service.api.posting import ask, wrong_model
 from tests.serving import ready_model
@@ -215,6 +219,46 @@ def test_number_of_tokens_is_limited(
     body = {"inputs": ["the"] * 4, "labels": LABELS}
     response = entity_client.post("/tag", json=body)
     assert (response.status_code, response.json()["code"]) == (422, "too_many_tokens")
+
+
+def test_number_of_entities_is_limited(
+    entity_client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"labels": LABELS, "threshold": 0, "nested": True, "multi_label": True}
+    body = {"inputs": ["the cat sat " * 4] * 3, **options}
+    result = ask(entity_client, "/tag", **body)
+    count = sum(map(len, result["entities"]))
+    assert count > sum(result["tokens"]) + 1  # the limit on tokens is the same
+    limits = ready_model(entity_client).__dict__
+    monkeypatch.setitem(limits, "max_token_vectors", count)
+    assert ask(entity_client, "/tag", **body) == result
+    monkeypatch.setitem(limits, "max_token_vectors", count - 1)
+    response = entity_client.post("/tag", json=body)
+    assert (response.status_code, response.json()["code"]) == (422, "too_many_entities")
+    assert f"more than {count - 1} entities" in response.json()["detail"]
+
+
+def test_deadline_ends_the_search_between_texts(
+    entity_finder: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.monotonic()
+    decoded: list[str] = []
+
+    def decode(text: str, *args: Any) -> list[vitrine.Entity]:  # noqa: ANN401
+        nonlocal now
+        now += 1000
+        decoded.append(text)
+        return span_decode(text, *args)
+
+    span_decode = span_results.decode
+    monkeypatch.setattr(span_results, "decode", decode)
+    monkeypatch.setattr(call_options, "time", SimpleNamespace(monotonic=lambda: now))
+    with (
+        vitrine.SyncModel(entity_finder.path, vitrine.ModelOptions(threads=1)) as model,
+        pytest.raises(vitrine.DeadlineExceeded, match="deadline of 999 s exceeded"),
+    ):
+        model.tag(["the cat", "a dog"], labels=LABELS, timeout_s=999)
+    assert decoded == ["the cat"]
 
 
 def test_info_lists_the_output(entity_client: TestClient) -> None:

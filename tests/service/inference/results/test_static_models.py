@@ -152,6 +152,21 @@ def test_text_is_cut_by_characters_before_it_is_cut_by_tokens(tmp_path: Path) ->
         np.testing.assert_array_equal(np.concatenate(chunks.vectors), rest)
 
 
+def test_chunk_of_one_token_beyond_the_characters_names_their_limit(tmp_path: Path) -> None:
+    oracle = save_model2vec(tmp_path / "model", word_pieces(), max_length=50)
+    chars = 50 * oracle.median_token_length
+    with vitrine.SyncModel(exported(tmp_path / "model").path) as model:
+        text = f"the cat sat. {'A' * chars} the cat."  # the unknown word is one token
+        (chunks,) = model.encode_chunks(text, vitrine.Chunking()).chunks
+        parts = [text[chunk.start : chunk.end] for chunk in chunks]
+        assert parts == ["the cat sat.", "A" * chars, "the cat."]
+        text = f"the cat sat. {'A' * (chars + 1)} the cat."
+        expected = rf"has {chars + 1} characters, which exceed the model's maximum of {chars} "
+        with pytest.raises(vitrine.InvalidInput, match=expected) as raised:
+            model.encode_chunks(text, vitrine.Chunking())
+        assert (raised.value.code, raised.value.pointer) == ("too_long", "/chunking")
+
+
 def test_float16_vectors_are_those_of_the_package_before_it_rounds_them(tmp_path: Path) -> None:
     tokenizer = word_pieces()
     vectors = random_vectors(tokenizer.get_vocab_size()).astype(np.float16)
