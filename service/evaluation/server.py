@@ -161,8 +161,8 @@ class _Server:
         self._requests = asyncio.Semaphore(_REQUESTS)
         self.version: Version | None = None
 
-    def check(self, version: Version | None, part: Path) -> None:
-        """Compare the version of the model with that of another part of the output.
+    def check(self, version: Version | None, place: object) -> None:
+        """Compare the version of the model with that of vectors in another place.
 
         Raises:
             BulkError: They differ.
@@ -170,7 +170,7 @@ class _Server:
         self.version = self.version or version
         if version != self.version:
             raise BulkError(
-                f"{part} has vectors of {version}, but others are of {self.version}: the server "
+                f"{place} has vectors of {version}, but others are of {self.version}: the server "
                 "has another model by now; choose another folder"
             )
 
@@ -229,7 +229,7 @@ class _Server:
         if vectors.ndim != 2 or len(vectors) != count or not np.isfinite(vectors).all():
             raise BulkError(f"{self._url} answers something else than one vector for each text")
         headers = {name: response.headers.get(name) for name in _VERSION_HEADERS}
-        self.check({"width": vectors.shape[1], **headers}, Path(self._url))
+        self.check({"width": vectors.shape[1], **headers}, self._url)
         return list(vectors)
 
     async def _response(self, texts: Sequence[str]) -> httpx2.Response:
