@@ -150,9 +150,13 @@ EXPORTS: dict[str, Start] = {
     "causal": (
         "gpt2",
         {},
-        "model_type 'gpt2' is not supported; supported: albert, bert, camembert",
+        "model_type 'gpt2' is not supported; supported: albert, bert, bidirectional_pplx",
     ),
-    "vision": ("vit", {}, "model_type 'vit' is not supported; supported: albert, bert, camembert"),
+    "vision": (
+        "vit",
+        {},
+        "model_type 'vit' is not supported; supported: albert, bert, bidirectional_pplx",
+    ),
     "unknown": ("unheard-of", {}, "model_type 'unheard-of' is not supported; supported: albert"),
     "no packages": (
         "tiny",

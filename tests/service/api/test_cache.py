@@ -206,6 +206,8 @@ OTHERS: dict[str, Any] = {
     "adapter": 1,
     "token_types": [0, 0, 1],
     "unattended": 1,
+    "words": [1],
+    "labels": [1],
 }
 
 
