@@ -39,7 +39,7 @@ Instruction = Annotated[
     str | None,
     Field(
         min_length=1,
-        description="What makes a document relevant, for rerankers that are language models with "
+        description="Criterion of relevance, for rerankers that are language models with "
         "a template of pairs; null: the prompt, or else the template's own",
     ),
 ]

@@ -45,8 +45,9 @@ _RANKINGS = b"vitrine rankings"
 # Number of documents whose texts are read at once.
 _BLOCK_ROWS = 1024
 
-
+# How texts are encoded: by a model in this process, or by a server.
 Job = BulkOptions | ServerJob
+Report = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,9 +84,6 @@ class EvaluationOptions:
         """Number of documents per query that are ranked."""
         reranked = self.rerank_top if self.reranker else 0
         return max(TOP, reranked, *(own.cut for own in self.measures))
-
-
-Report = Callable[[Progress], None]
 
 
 async def evaluate(
@@ -127,7 +125,7 @@ async def evaluate(
     for name, settings in jobs.items():
         if not await finishes(name, settings):
             return None
-    _check_widths(options)
+    _check_versions(options)
     rankings = await asyncio.to_thread(_ranked, options, texts, similarity)
     if options.reranker is not None:
         jobs["pairs"] = options.reranker
@@ -157,7 +155,7 @@ async def evaluate(
     return results
 
 
-def _check_widths(options: EvaluationOptions) -> None:
+def _check_versions(options: EvaluationOptions) -> None:
     """Check that a server has computed all vectors with one model.
 
     Raises:
@@ -234,7 +232,7 @@ def _write_pairs(options: EvaluationOptions, texts: JudgedTexts, rankings: Ranki
             for columns in _pairs(texts, best):
                 writer.write_batch(pa.record_batch(columns, schema))
         partial.rename(target)
-    if pq.read_schema(target).metadata[_RANKINGS] != own.encode():
+    if (pq.read_schema(target).metadata or {}).get(_RANKINGS) != own.encode():
         raise OptionError(f"{target} is of other rankings; choose another folder")
 
 

@@ -150,7 +150,8 @@ class _Server:
         job: The job.
 
     Attributes:
-        version: What is known of the model: the width of its vectors, and what the server tells.
+        version: Width of the vectors, and the headers with which the server names its model; None:
+            there was no response yet.
     """
 
     def __init__(self, client: httpx2.AsyncClient, job: ServerJob) -> None:

@@ -576,7 +576,7 @@ class Model(LoadedModel):
                 largest terms of a sum, with `Terms`; False: not.
             chunking: How to divide the documents; a document has the score of its best chunk. None:
                 a document is one input. Chunks cannot be explained.
-            instruction: What makes a document relevant, for rerankers that are language models with
+            instruction: Criterion of relevance, for rerankers that are language models with
                 a template of pairs; None: the prompt, or else the instruction of the template.
             options: See `CallArguments`. Only rerankers take a prompt, that of queries; with a
                 template of pairs it is the instruction. With `chunking`, a reranker refuses a query
