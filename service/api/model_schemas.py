@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from models.artifact import SimilarityName, TextSource
 from models.engines import Precision
+from service.evaluation.gate import MeasureChange
 
 _SIMILARITY = (
     "Similarity of the model's vectors, by which `/score` and `/rerank` compare them: `cosine`; "
@@ -187,6 +188,26 @@ class ModelList(BaseModel):
     models: list[ModelSummary]
 
 
+class EvalCondition(BaseModel):
+    """An evaluation that the new version must have passed."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: Path = Field(
+        description="Output of `vitrine eval --against` of the new version, in place of the served "
+        "one, on the machine of the service"
+    )
+    measure: str = Field(
+        "nDCG@10", max_length=32, description="Measure of the evaluation that must not drop"
+    )
+    max_drop: float = Field(
+        0.0,
+        ge=-1,
+        le=1,
+        description="By how much the measure may be lower; below 0: by how much it must be higher",
+    )
+
+
 class LoadRequest(BaseModel):
     """An artifact to serve."""
 
@@ -226,6 +247,9 @@ class LoadRequest(BaseModel):
         description="Lowest cosine similarity between the results of both versions with which the "
         "new version is served",
     )
+    eval: EvalCondition | None = Field(
+        None, description="Evaluation that the new version must have passed; null: none"
+    )
 
 
 class LoadedVersion(BaseModel):
@@ -246,6 +270,9 @@ class LoadResponse(BaseModel):
     )
     shadow: AgreementInfo | None = Field(
         description="Worst agreement of the results of both versions; null: without `texts`"
+    )
+    eval: MeasureChange | None = Field(
+        description="The measure of both versions; null: without `eval`"
     )
 
 

@@ -1,6 +1,7 @@
 """Routes about the served models: list, description, load, replacement and deletion."""
 
-from dataclasses import asdict, replace
+import asyncio
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from fastapi import APIRouter, Request, Response
@@ -27,6 +28,7 @@ from service.api.model_schemas import (
 from service.api.openapi import error_responses, request_body
 from service.api.schemas import VERSION
 from service.api.state import AppState, State
+from service.evaluation.gate import MeasureChange, check_evaluation
 from service.inference.errors import InvalidInput
 from service.inference.model.model import Model
 from service.inference.registry.model_names import name_problem
@@ -122,8 +124,9 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     requests see the new version, and requests in flight finish on the old one. If anything fails,
     the old version stays in service. A version with other outputs, or of another width or
     similarity, needs `allow_incompatible`. With `texts`, the results of both versions are compared
-    first. Settings do not change: a restart serves the configured artifacts. A load that is not
-    complete at the deadline of the request is cancelled.
+    first; with `eval`, an evaluation must have found the new one no worse. Settings do not change:
+    a restart serves the configured artifacts. A load that is not complete at the deadline of the
+    request is cancelled.
     """
     body = await read_body(request, state, LoadRequest, _MAX_BODY_BYTES)
     if problem := name_problem(name):
@@ -134,12 +137,13 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     if "min_cosine" in body.model_fields_set and not body.texts:
         raise InvalidInput("min_cosine needs texts to compare", pointer="/min_cosine")
     served = state.registry.spec_of(name)
-    if served is None and body.texts:
-        raise InvalidInput(
-            "there is no served version to compare with; omit texts",
-            code="shadow",
-            pointer="/texts",
-        )
+    for field, code in (("texts", "shadow"), ("eval", "eval")):
+        if served is None and getattr(body, field):
+            raise InvalidInput(
+                f"there is no served version to compare with; omit {field}",
+                code=code,
+                pointer=f"/{field}",
+            )
     options = state.settings.model_options() if served is None else served.options
     aliases = () if served is None else served.aliases
     spec = ModelSpec(
@@ -152,8 +156,8 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
             share=body.share or options.share,
         ),
     )
-    shadow: list[Agreement] = []
-    check = partial(_compare, body, shadow) if body.texts else None
+    compared = _Compared()
+    check = partial(_compare, body, compared) if body.texts or body.eval else None
     try:
         loading = state.registry.load(spec, check, allow_incompatible=body.allow_incompatible)
         model, previous = await within(request, state.settings.limits.request_s, loading)
@@ -168,12 +172,29 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
         model=model.name,
         version=model.version,
         previous=previous and LoadedVersion(version=previous.version, path=previous.artifact.path),
-        shadow=AgreementInfo.model_validate(shadow[0], from_attributes=True) if shadow else None,
+        shadow=compared.shadow and AgreementInfo(**asdict(compared.shadow)),
+        eval=compared.eval,
     )
 
 
-async def _compare(body: LoadRequest, shadow: list[Agreement], served: Model, new: Model) -> None:
-    """Compare the results of two versions for the texts of the request; see `load`."""
+@dataclass
+class _Compared:
+    """How two versions differ: in their results for texts, and in an evaluation."""
+
+    shadow: Agreement | None = None
+    eval: MeasureChange | None = None
+
+
+async def _compare(body: LoadRequest, compared: _Compared, served: Model, new: Model) -> None:
+    """Compare two versions by the evaluation and the texts of the request; see `load`."""
+    if (condition := body.eval) is not None:
+        compared.eval = await asyncio.to_thread(
+            check_evaluation,
+            *(condition.folder, served.identity, new.identity),
+            *(condition.measure, condition.max_drop),
+        )
+    if not body.texts:
+        return
     agreement = await compare_versions(served, new, body.texts)
     if not agreement.cosine >= body.min_cosine:  # NaN is not
         raise InvalidInput(
@@ -182,7 +203,7 @@ async def _compare(body: LoadRequest, shadow: list[Agreement], served: Model, ne
             code="shadow",
             pointer="/min_cosine",
         )
-    shadow.append(agreement)
+    compared.shadow = agreement
 
 
 @router.delete(

@@ -31,6 +31,7 @@ from service.bulk.progress import reporting
 from service.evaluation.collection import CollectionFiles, the_file
 from service.evaluation.comparison import Evaluated, compare, read_evaluation
 from service.evaluation.evaluation import EvaluationOptions, Job, evaluate, write_file
+from service.evaluation.gate import COMPARISON
 from service.evaluation.measures import DEFAULT, parse_measures
 from service.evaluation.report import report_html, summary
 from service.evaluation.server import CONTRACTS, ContractName, ServerJob
@@ -278,7 +279,7 @@ def _compare(old: Evaluated, new: Evaluated) -> None:
     comparison, folder = compare(old, new), new.folder
     with writing(folder):
         content = orjson.dumps(comparison, option=orjson.OPT_INDENT_2)
-        write_file(folder / "comparison.json", [content])
+        write_file(folder / COMPARISON, [content])
         parts = (part.encode() for part in report_html(old, new, comparison))
         write_file(folder / "comparison.html", parts)
     lacking = old.results["measures"].keys() ^ new.results["measures"].keys()

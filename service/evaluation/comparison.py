@@ -17,6 +17,8 @@ from scipy.stats import bootstrap, kendalltau
 from service.bulk.options import OptionError
 from service.evaluation.ranking import Rankings
 
+# Settings of the ranking in results.json.
+_OF_RANKING = ("rerank_top", "ignores_identical_ids")
 # Number of first documents whose overlap is measured.
 TOP = 10
 _CONFIDENCE = 0.95
@@ -63,7 +65,8 @@ def compare(old: Evaluated, new: Evaluated) -> dict[str, Any]:
     """Return the differences of two evaluations.
 
     Measures have the mean difference with its confidence interval of 95 %, by resampling the
-    queries. Queries are in the order of how much they changed.
+    queries. Queries are in the order of how much they changed. Settings are those that differ, with
+    the old value and the new one.
 
     Raises:
         OptionError: They are of different collections.
@@ -78,11 +81,21 @@ def compare(old: Evaluated, new: Evaluated) -> dict[str, Any]:
     )
     return {
         "measures": {name: _measure(old.results, new.results, name) for name in names},
+        "settings": _settings(old.results, new.results),
         f"overlap@{TOP}": _mean([own["overlap"] for own in changed]),
         "rank_correlation": _mean([own["rank_correlation"] for own in changed]),
         "unchanged_queries": sum(own["is_equal"] for own in changed),
         "queries": changed,
     }
+
+
+def _settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[Any]]:
+    jobs = [
+        {**own["jobs"], "ranking": {name: own[name] for name in _OF_RANKING}} for own in (old, new)
+    ]
+    names = dict.fromkeys((job, name) for own in jobs for job in own for name in own[job])
+    pairs = {f"{job}: {name}": [own.get(job, {}).get(name) for own in jobs] for job, name in names}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def _measure(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> dict[str, Any]:

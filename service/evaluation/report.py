@@ -22,8 +22,6 @@ from service.inference.model.sync_model import SyncModel
 _SHOWN, _EXPLAINED = 20, 5
 # Number of documents of a query that are explained: those whose places changed most.
 _DOCUMENTS = 2
-# Settings of the ranking in results.json.
-_OF_RANKING = ("rerank_top", "ignores_identical_ids")
 # Number of characters of a text in a table.
 _EXCERPT = 160
 
@@ -61,7 +59,8 @@ def report_html(old: Evaluated, new: Evaluated, comparison: Mapping[str, Any]) -
                 for name, own in comparison["measures"].items()
             ],
         )
-    yield "<h2>Settings that differ</h2>" + _table(("setting", "old", "new"), _settings(old, new))
+    settings = [(name, *pair) for name, pair in comparison["settings"].items()]
+    yield "<h2>Settings that differ</h2>" + _table(("setting", "old", "new"), settings)
     changed = [own for own in comparison["queries"] if not own["is_equal"]][:_SHOWN]
     if changed:
         yield f"<h2>The {len(changed)} queries that changed most</h2>"
@@ -108,19 +107,6 @@ def _row(row: _Row) -> str:
         text = f"{value:.4f}" if isinstance(value, float) else str(value)
         cells.append(f"<td{' class=number' if is_number else ''}>{escape(text)}")
     return f"<tr>{''.join(cells)}"
-
-
-def _settings(old: Evaluated, new: Evaluated) -> list[_Row]:
-    jobs = [
-        {**own.results["jobs"], "ranking": {name: own.results[name] for name in _OF_RANKING}}
-        for own in (old, new)
-    ]
-    names = dict.fromkeys((job, name) for own in jobs for job in own for name in own[job])
-    rows = [
-        (f"{job}: {name}", *(str(own.get(job, {}).get(name)) for own in jobs))
-        for job, name in names
-    ]
-    return [row for row in rows if row[1] != row[2]]
 
 
 def _texts(path: Path, ids: set[str]) -> dict[str, str]:

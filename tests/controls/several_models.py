@@ -197,6 +197,20 @@ GUARDS = (
         f"{_T}test_models.py::test_shadow_comparison_decides_about_the_swap",
     ),
     Guard(
+        "service/evaluation/gate.py",
+        "if not own.difference >= -max_drop:",
+        "if False:",
+        "tests/service/evaluation/test_gate.py::"
+        "test_worse_version_is_refused_and_a_better_one_served_under_load",
+    ),
+    Guard(
+        "service/evaluation/gate.py",
+        "any(pair != (served, new) for pair in versions)",
+        "(served, new) not in versions",
+        "tests/service/evaluation/test_gate.py::"
+        "test_comparison_of_other_versions_or_settings_does_not_decide",
+    ),
+    Guard(
         "service/api/lease.py",
         'case "interactive" if not is_bulk_only:',
         'case "interactive":',

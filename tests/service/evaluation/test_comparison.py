@@ -24,6 +24,9 @@ def evaluated(values: list[float], rankings: dict[str, list[str]]) -> Evaluated:
     results = {
         "measures": {"MRR@10": sum(values) / len(values)},
         "queries": queries,
+        "jobs": {},
+        "rerank_top": None,
+        "ignores_identical_ids": False,
     }
     scores = {
         query: {document: float(-place) for place, document in enumerate(own)}

@@ -1,0 +1,83 @@
+"""The condition on which a new version replaces the served one: an evaluation of both."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from service.inference.errors import InvalidInput
+
+COMPARISON = "comparison.json"
+_VERSION = "model version"
+# Settings of a job in which evaluations of two versions may differ.
+_OF_VERSIONS = {_VERSION, "model", "artifact", "--engine", "--precision", "errors", "version"}
+
+
+class MeasureChange(BaseModel):
+    """A measure of the old and the new version."""
+
+    old: float
+    new: float
+    difference: float
+    interval: tuple[float, float] = Field(
+        description="Confidence interval of 95 % of the difference"
+    )
+
+
+class _Comparison(BaseModel):
+    """The part of comparison.json that decides; see `service.evaluation.comparison.compare`."""
+
+    measures: dict[str, MeasureChange]
+    settings: dict[str, tuple[Any, Any]]
+
+
+def check_evaluation(
+    folder: Path, served: str, new: str, measure: str, max_drop: float
+) -> MeasureChange:
+    """Return how a measure differs between the served version and a new one.
+
+    Args:
+        folder: Output of `vitrine eval --against` of the new version, in place of the served one.
+        served: Identity of the served version.
+        new: Identity of the new version.
+        measure: Name of the measure, such as "nDCG@10".
+        max_drop: By how much its mean may be lower with the new version.
+
+    Raises:
+        InvalidInput: The folder has no comparison, or one of other versions or with other settings
+            that differ. The measure is missing, or lower by more.
+    """
+    try:
+        comparison = _Comparison.model_validate_json((folder / COMPARISON).read_bytes())
+    except (OSError, ValueError):
+        raise _refused(
+            f"the folder has no valid {COMPARISON}, which vitrine eval --against writes", "folder"
+        ) from None
+    changed = {name: name.partition(": ")[2] for name in comparison.settings}  # without the job
+    versions = [comparison.settings[name] for name in changed if changed[name] == _VERSION]
+    if not versions or any(pair != (served, new) for pair in versions):
+        found = {f"{str(old)[:12]} and {str(own)[:12]}" for old, own in versions}
+        raise _refused(
+            f"the comparison is of {'; '.join(sorted(found)) or 'one version'}; it must be of the "
+            f"served version and the new one, {served[:12]} and {new[:12]}",
+            "folder",
+        )
+    if others := [name for name, own in changed.items() if own not in _OF_VERSIONS]:
+        raise _refused(
+            f"the two evaluations differ in more than the version: {', '.join(others)}", "folder"
+        )
+    if measure not in comparison.measures:
+        known = ", ".join(comparison.measures) or "none"
+        raise _refused(f"the comparison lacks the measure; it has {known}", "measure")
+    own = comparison.measures[measure]
+    if not own.difference >= -max_drop:  # NaN is not
+        raise _refused(
+            f"the new version is worse: the measure is {own.new:.4f}, and {own.old:.4f} with the "
+            f"served version; max_drop is {max_drop:g}",
+            "max_drop",
+        )
+    return own
+
+
+def _refused(detail: str, field: str) -> InvalidInput:
+    return InvalidInput(detail, code="eval", pointer=f"/eval/{field}")
