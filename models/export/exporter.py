@@ -124,7 +124,7 @@ def export(
 
     Raises:
         CheckpointError: The model is invalid or unsupported, or has no output "pooled" to
-            calibrate, or an output whose quality in int8 is not measured.
+            calibrate, or an output whose quality in int8 is not measured, or experts and `int8`.
         ArtifactError: `out` already exists, or `dtype` is "float16" and `target` is "cpu", or there
             are too few texts that calibrate, or a static model has another target or precision.
         EngineError: The vectors of a graph differ from PyTorch's beyond the bounds in
@@ -143,6 +143,9 @@ def export(
     if is_static(files):
         return _export_static(source, files, out, dtypes, overrides, texts, int8, report)
     model, config = load(files, _with_hub_settings(overrides, files, source.source), report)
+    if int8 and model.encoder.config.experts:
+        # Calibration may find no tokens of an expert, and a router chooses others after rounding.
+        raise CheckpointError("--precision int8 is not for models with experts (num_experts)")
     if texts is not None and not int8:
         _check_has_pooled(source.name, config)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)

@@ -14,7 +14,9 @@ from torch.library import Library, register_fake
 
 # The op is only a node of exported graphs: the number of an expert's tokens depends on values.
 _LIBRARY = Library("vitrine", "FRAGMENT")
-_LIBRARY.define("expert_outputs(Tensor x, Tensor experts, Tensor w1, Tensor w2, int count) -> Tensor")
+_LIBRARY.define(
+    "expert_outputs(Tensor x, Tensor experts, Tensor w1, Tensor w2, int count) -> Tensor"
+)
 
 
 def _fake(x: Tensor, experts: Tensor, _w1: Tensor, _w2: Tensor, _count: int) -> Tensor:
@@ -67,7 +69,8 @@ class Experts(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the layer, in the shape of `x`, `(..., D)`."""
         flat = x.reshape(-1, x.shape[-1])  # (T, D)
-        probabilities = self.router(flat).softmax(-1, dtype=torch.float32)  # (T, E)
+        dtype = torch.promote_types(x.dtype, torch.float32)  # at least float32, as published
+        probabilities = self.router(flat).softmax(-1, dtype=dtype)  # (T, E)
         weights, experts = probabilities.topk(self.config.per_token)  # (T, K)
         if torch.compiler.is_exporting():
             parameters = self.w1, self.w2, self.config.count

@@ -236,7 +236,7 @@ GUARDS = (
         'sorted(parts, key=lambda name: order.index(name.split(".")[0]))',
         "parts",
         "tests/models/gradients/test_parity.py::"
-        "test_families_with_gates_windows_and_shared_layers_pass",
+        "test_families_with_gates_windows_shared_layers_and_experts_pass",
     ),
     Guard(
         "models/network/encoder.py",

@@ -68,7 +68,8 @@ class NomicMoe:
     def _size(self, name: str) -> int:
         return int(str(self.config[name]))
 
-    def _has_experts(self, layer: int) -> bool:
+    def has_experts(self, layer: int) -> bool:
+        """Return whether a layer has experts."""
         every = self._size("moe_every_n_layers")
         return every > 0 and layer % every == 1
 
@@ -83,7 +84,7 @@ class NomicMoe:
             has_bias = bool(self.config["qkv_proj_bias"])
             yield from _linear(f"{layer}attn.Wqkv", 3 * width, width, has_bias)
             yield from _linear(f"{layer}attn.out_proj", width, width, has_bias)
-            if self._has_experts(i):
+            if self.has_experts(i):
                 experts = self._size("num_experts")
                 yield f"{layer}mlp.router.layer.weight", (experts, width)
                 yield f"{layer}mlp.experts.mlp.w1", (experts * inner, width)
@@ -109,7 +110,7 @@ class NomicMoe:
         for i in range(self._size("n_layer")):
             layer = f"encoder.layers.{i}."
             x = self._norm(f"{layer}norm1", self._attention(f"{layer}attn.", x) + x)
-            if self._has_experts(i):
+            if self.has_experts(i):
                 fed = self._experts(f"{layer}mlp.", x)
             else:
                 fed = self._product(f"{layer}mlp.fc2", F.gelu(self._product(f"{layer}mlp.fc1", x)))

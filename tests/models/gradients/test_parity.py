@@ -306,10 +306,10 @@ def test_tables_of_distances_are_compared(shared: bool) -> None:
     "family",
     [
         *("modernbert", "gte", "albert", "eurobert", "qwen3"),
-        *("gemma3_text", "jina_bert_code", "deberta-v2"),
+        *("gemma3_text", "jina_bert_code", "deberta-v2", "nomic_moe"),
     ],
 )
-def test_families_with_gates_windows_and_shared_layers_pass(
+def test_families_with_gates_windows_shared_layers_and_experts_pass(
     family: str, family_artifact: FamilyArtifact
 ) -> None:
     exported = family_artifact(family)
@@ -321,11 +321,14 @@ def test_families_with_gates_windows_and_shared_layers_pass(
     assert len(result.weights) > per_layer * len(layers)
     # One weight of the last layer, which in ALBERT runs more than once.
     index = layers[-1]
-    model.network.get_parameter(f"encoder.layers.{index}.linear2.weight")[0, 0] += 1e-3
+    parameter, row, name = "linear2.weight", 0, "linear2.weight"
+    if family == "nomic_moe":  # a row of the fourth of 8 experts, each 48 wide
+        parameter, row, name = "experts.w2", 3 * 48 + 5, "experts.3.w2.weight"
+    model.network.get_parameter(f"encoder.layers.{index}.{parameter}")[row, 0] += 1e-3
     graph = LoadedGraph.load(exported.path / "model.onnx")
     differing = [w.name for w in compare_weights(graph, model) if w.max_abs]
     runs = [run for run, layer in enumerate(layers) if layer == index]
-    assert differing == [f"encoder.layers.{run}.linear2.weight" for run in runs]
+    assert differing == [f"encoder.layers.{run}.{name}" for run in runs]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxruntime")

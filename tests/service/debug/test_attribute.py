@@ -175,8 +175,8 @@ def test_invalid_attribution_request_has_code_and_pointer(
     assert ask(client, "attribute", text=CAT, target=COSINE, dry_run=True)
 
 
-@pytest.mark.parametrize("family", ["modernbert", "gte", "albert"])
-def test_gradients_of_families_with_gates_windows_and_shared_layers(
+@pytest.mark.parametrize("family", ["modernbert", "gte", "albert", "nomic_moe"])
+def test_gradients_of_families_with_gates_windows_shared_layers_and_experts(
     family: str, family_artifact: FamilyArtifact
 ) -> None:
     texts = ["w7 w9 w21", "w5 w33 w8 " * 6]  # the second is longer than ModernBERT's window
