@@ -58,12 +58,7 @@ class NomicMoe:
         self.config = config
         self.used: list[Tensor] = []
         torch.manual_seed(0)
-        self.tensors = {
-            name: (1.0 if "norm" in name and name.endswith("weight") else 0.0)
-            # Small enough for a router's probabilities to be far from 0 and 1.
-            + (0.15 if "router" not in name else 0.4) * torch.randn(shape)
-            for name, shape in self._shapes()
-        }
+        self.tensors = {name: _random(name, shape) for name, shape in self._shapes()}
 
     def _size(self, name: str) -> int:
         return int(str(self.config[name]))
@@ -154,6 +149,13 @@ class NomicMoe:
         weight, bias = (self.tensors[f"{module}.{name}"] for name in ("weight", "bias"))
         eps = float(str(self.config["layer_norm_epsilon"]))
         return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def _random(name: str, shape: tuple[int, ...]) -> Tensor:
+    is_scale = name.endswith(("norm1.weight", "norm2.weight", "emb_ln.weight"))
+    # Router probabilities far from 0 and 1.
+    std = 0.4 if "router" in name else 0.15
+    return is_scale + std * torch.randn(shape)
 
 
 def _linear(

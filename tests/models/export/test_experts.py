@@ -1,7 +1,7 @@
 """Exported NomicBERT with experts against its published formulas: vectors, costs and refusals."""
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import vitrine
 from models.artifact import Artifact
-from models.engines import Engine, open_engine
+from models.engines import Engine, EngineError, open_engine
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.export.exporter import export
 from models.export.int8.quality import QualityBounds
@@ -33,7 +33,7 @@ NO_BIASES = {"qkv_proj_bias": False, "mlp_fc1_bias": False, "mlp_fc2_bias": Fals
 CONFIGS: list[dict[str, object]] = [
     {},
     {"num_experts": 5, "moe_top_k": 3, "moe_every_n_layers": 3, "n_inner": 20, **NO_BIASES},
-    {"num_experts": 3, "moe_top_k": 1, "n_layer": 2, "n_head": 2, "n_embd": 48},
+    {"num_experts": 6, "moe_top_k": 1, "n_layer": 2, "n_head": 2, "n_embd": 48},
 ]
 PROMPTS = {"query": "search_query: ", "document": "search_document: "}
 TEXTS = ["the cat", "a", "the cat, 5 cats and w5 " * 9, "zebras quickly jump", "日本 é"]
@@ -180,14 +180,25 @@ def test_gradients_of_the_layer_equal_those_of_the_formula_in_float64() -> None:
         torch.testing.assert_close(actual, own, atol=1e-12, rtol=0)
 
 
-def test_int8_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "option"),
+    [
+        ({"int8": QualityBounds()}, "--precision int8"),
+        ({"target": "cuda", "dtype": "float16"}, "--dtype float16"),
+    ],
+)
+def test_export_in_another_precision_is_refused(
+    options: dict[str, Any], option: str, tmp_path: Path
+) -> None:
     save_nomic_moe(tmp_path)
     save_tokenizer(tmp_path)
-    with pytest.raises(CheckpointError, match=r"int8 is not for models with experts \(num_experts"):
-        export(
-            resolve(str(tmp_path)),
-            tmp_path / "artifact",
-            overrides=Overrides(pooling=["mean"]),
-            int8=QualityBounds(),
-        )
+    overrides = Overrides(pooling=["mean"])
+    with pytest.raises(CheckpointError, match=rf"{option} is not for models with experts \(num_ex"):
+        export(resolve(str(tmp_path)), tmp_path / "artifact", overrides=overrides, **options)
     assert not (tmp_path / "artifact").exists()
+
+
+def test_bfloat16_is_refused_on_every_cpu(exported: Exported) -> None:
+    for engine in ("openvino", "auto"):
+        with pytest.raises(EngineError, match=r"artifact has experts, .* choose the precision"):
+            open_engine(exported.artifact, engine, "bfloat16")
