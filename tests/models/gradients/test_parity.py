@@ -319,16 +319,20 @@ def test_families_with_gates_windows_shared_layers_and_experts_pass(
     layers = model.network.encoder.layer_order
     per_layer = len(list(model.network.encoder.layers[1].parameters())) - 1
     assert len(result.weights) > per_layer * len(layers)
-    # One weight of the last layer, which in ALBERT runs more than once.
+    # Weights of the last layer, which in ALBERT runs more than once.
     index = layers[-1]
-    parameter, row, name = "linear2.weight", 0, "linear2.weight"
-    if family == "nomic_moe":  # a row of the fourth of 8 experts, each 48 wide
-        parameter, row, name = "experts.w2", 3 * 48 + 5, "experts.3.w2.weight"
-    model.network.get_parameter(f"encoder.layers.{index}.{parameter}")[row, 0] += 1e-3
+    names = ["linear2.weight"]
+    if family == "nomic_moe":
+        names = ["experts.bias", "experts.3.w2.weight"]
+        model.network.get_parameter(f"encoder.layers.{index}.experts.bias")[5] += 1e-3
+        # A row of the fourth of 8 experts, each 48 wide.
+        model.network.get_parameter(f"encoder.layers.{index}.experts.w2")[3 * 48 + 5, 0] += 1e-3
+    else:
+        model.network.get_parameter(f"encoder.layers.{index}.linear2.weight")[0, 0] += 1e-3
     graph = LoadedGraph.load(exported.path / "model.onnx")
     differing = [w.name for w in compare_weights(graph, model) if w.max_abs]
     runs = [run for run, layer in enumerate(layers) if layer == index]
-    assert differing == [f"encoder.layers.{run}.{name}" for run in runs]
+    assert differing == [f"encoder.layers.{run}.{name}" for run in runs for name in names]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxruntime")
