@@ -324,6 +324,8 @@ class Manifest:
         pair_template: Texts around a query and a document. Prompts are instructions then. None: the
             tokenizer alone makes a row of a pair.
         spans: Rules for rows with labels; None: rows have none.
+        has_experts: Whether a router chooses the experts that compute a token. Such a model runs in
+            float32 only.
     """
 
     name: _Text
@@ -355,6 +357,7 @@ class Manifest:
     versions: Mapping[_Text, _Text]
     pair_template: PairTemplate | None = None
     spans: SpanRules | None = None
+    has_experts: bool = False
 
     @property
     def is_static(self) -> bool:

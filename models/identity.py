@@ -22,6 +22,7 @@ EXCLUDED_FIELDS = {
     "revision": "origin of the checkpoint",
     "weights_sha256": "the weights of the graph are part of it",
     "versions": "the files that the libraries wrote are part of it",
+    "has_experts": "the graph, which has them, is part of it",
 }
 # Fields of the engine's graph that determine no result, and why. Other graphs are no part at all.
 EXCLUDED_GRAPH_FIELDS = {

@@ -124,7 +124,8 @@ def export(
 
     Raises:
         CheckpointError: The model is invalid or unsupported, or has no output "pooled" to
-            calibrate, or an output whose quality in int8 is not measured.
+            calibrate, or an output whose quality in int8 is not measured, or experts, which need
+            float32.
         ArtifactError: `out` already exists, or `dtype` is "float16" and `target` is "cpu", or there
             are too few texts that calibrate, or a static model has another target or precision.
         EngineError: The vectors of a graph differ from PyTorch's beyond the bounds in
@@ -143,6 +144,12 @@ def export(
     if is_static(files):
         return _export_static(source, files, out, dtypes, overrides, texts, int8, report)
     model, config = load(files, _with_hub_settings(overrides, files, source.source), report)
+    if model.encoder.config.experts and (int8 or dtype != "float32"):
+        option = "--precision int8" if int8 else f"--dtype {dtype}"
+        raise CheckpointError(
+            f"{option} is not for models with experts (num_experts): rounding lets tokens choose "
+            "other experts"
+        )
     if texts is not None and not int8:
         _check_has_pooled(source.name, config)
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
@@ -423,6 +430,7 @@ def _manifest(
         versions={**VERSIONS, **_engine_versions()},
         pair_template=config.pair_template,
         spans=config.spans.rules if config.spans else None,
+        has_experts=model.encoder.config.experts is not None,
     )
 
 

@@ -59,6 +59,29 @@ def _lstm(x: Any, w: Any, r: Any, b: Any) -> Any:  # noqa: ANN401
     return op.Transpose(op.Squeeze(states, [1]), perm=[1, 0, 2])
 
 
+def _expert_outputs(x: Any, experts: Any, w1: Any, w2: Any, count: int) -> Any:  # noqa: ANN401
+    """Translate `torch.ops.vitrine.expert_outputs`, as `models.network.experts` computes it.
+
+    An expert computes the rows that `NonZero` finds, which may be none.
+    """
+    per_token, size = experts.shape[1], w1.shape[0] // count
+    chosen = op.Reshape(experts, [-1])  # (T * K,)
+    places, outputs = [], []
+    for e in range(count):
+        place = op.Reshape(op.NonZero(op.Equal(chosen, e)), [-1])
+        rows = op.Gather(x, op.Div(place, per_token), axis=0)
+        up, down = (op.Slice(w, [e * size], [(e + 1) * size], [0]) for w in (w1, w2))  # (F, D)
+        inner = op.Gelu(op.MatMul(rows, op.Transpose(up, perm=[1, 0])))
+        places.append(place)
+        outputs.append(op.MatMul(inner, down))
+    order = op.Concat(*places, axis=0)
+    # The inverse of a permutation, which `argsort` returns in torch.
+    indices = op.Range(0, op.Squeeze(op.Shape(order)), 1)
+    inverse = op.ScatterElements(order, order, indices, axis=0)
+    rows = op.Gather(op.Concat(*outputs, axis=0), inverse, axis=0)  # (T * K, D)
+    return op.Reshape(rows, [-1, per_token, x.shape[-1]])
+
+
 def trace(model: SentenceEncoder, target: str) -> ir.Model:
     """Return `model` as an ONNX graph that computes in the dtype of the model's weights.
 
@@ -117,6 +140,7 @@ def trace(model: SentenceEncoder, target: str) -> ir.Model:
                 **onnx_translations(target),
                 torch.ops.vitrine.packed_attention.default: packed_attention,
                 torch.ops.vitrine.lstm.default: _lstm,
+                torch.ops.vitrine.expert_outputs.default: _expert_outputs,
             },
             verbose=False,
             optimize=False,  # done below, after the norms of constants are folded

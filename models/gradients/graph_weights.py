@@ -24,6 +24,7 @@ from models.gradients.results import WeightDifference
 from models.network.adapters import EmbeddingAdapters, LinearAdapters
 from models.network.disentangled import CONTENT_TO_POSITION, POSITION_TO_CONTENT
 from models.network.encoder import Encoder
+from models.network.experts import Experts
 from models.network.layer import EncoderLayer
 from models.network.sentence_encoder import SentenceEncoder
 
@@ -33,6 +34,7 @@ Array = NDArray[np.float32]
 _KINDS = {
     r"embeddings\.\w+\.adapters\.down": "table",
     r"adapters\.(down|up)": "matrix",
+    r"experts\.bias": "row",
     r"embeddings\.(word|position)\.|relative_bias|distance_": "table",
     r"token_type": "row",
     r"norm\d?\.weight": "scale",
@@ -56,9 +58,12 @@ _INPUTS = {
 # Modules of a layer in the order of execution. Only the order among weights of one kind matters.
 _PRE_NORM = (
     *("norm1", "self_attn", "branch_norm1", "norm2"),
-    *("gate", "linear1", "linear2", "branch_norm2"),
+    *("gate", "linear1", "linear2", "experts", "branch_norm2"),
 )
-_POST_NORM = ("self_attn", "branch_norm1", "norm1", "gate", "linear1", "linear2", "norm2")
+_POST_NORM = (
+    *("self_attn", "branch_norm1", "norm1"),
+    *("gate", "linear1", "linear2", "experts", "norm2"),
+)
 # Suffixes of the three tensors that replace a weight in a graph quantized by onnxruntime.
 _QUANTIZED, _SCALE, _ZERO_POINT = "_quantized", "_scale", "_zero_point"
 # Tolerance for rounding errors of tables that the exporter computes from weights, relative to the
@@ -128,7 +133,7 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
         kind = next(kind for pattern, kind in _KINDS.items() if re.search(pattern, name))
         value = parameter.detach().cpu().numpy()
         parts = {name: value}
-        if kind == "row":
+        if "token_type" in name and kind == "row":
             # Only graphs of classifiers, which are not compared, have token types as an input. In
             # other graphs, all tokens have the first type.
             parts = {f"{name}[0]": value[0]}
@@ -157,7 +162,7 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
     Parameters have the same role if they differ in the layer alone, such as all query weights.
     Those of a layer that runs several times are repeated for each run. Distance embeddings and
     their projections are replaced by the tables that the exporter computes from them. Adapters are
-    stacked.
+    stacked, and the weights of experts are separate matrices, `(F, D)` and `(D, F)`.
     """
     layers = "encoder.layers."
     named: dict[str, Tensor] = {
@@ -167,6 +172,12 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
         module = name.removesuffix(".down")
         adapters = cast(LinearAdapters | EmbeddingAdapters, network.get_submodule(module))
         named[name], named[f"{module}.up"] = adapters.stacked()
+    for name in [name for name in named if name.endswith("experts.w1")]:
+        module = name.removesuffix(".w1")
+        experts = cast(Experts, network.get_submodule(module))
+        del named[name], named[f"{module}.w2"]
+        for e, (w1, w2) in enumerate(experts.matrices()):
+            named |= {f"{module}.{e}.w1.weight": w1, f"{module}.{e}.w2.weight": w2.T}
     inner = {name: p for name, p in named.items() if name.startswith(layers)}
     order = _PRE_NORM if network.encoder.config.norm_first else _POST_NORM
     after = [name for name in named if re.match(r"(token_)?heads|encoder\.final_norm", name)]

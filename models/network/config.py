@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from models.network.adapters import AdapterConfig
 from models.network.attention import Heads
 from models.network.disentangled import DistanceConfig
+from models.network.experts import ExpertsConfig
 from models.network.layer import BIASES
 from models.network.norms import NormConfig
 from models.network.positions import Reach, Rotary
@@ -69,6 +70,7 @@ class EncoderConfig:
         relative_buckets: Number of buckets of the relative position bias; 0: no bias.
         distances: Hyperparameters of disentangled attention; None: attention is not disentangled.
         adapters: Hyperparameters of adapters; None: no adapters.
+        experts: Hyperparameters of the layers with experts; None: there are none.
         attention: Hyperparameters of each layer's attention; empty: full attention without rotary
             positions in all layers.
     """
@@ -101,6 +103,7 @@ class EncoderConfig:
     relative_buckets: int = 0
     distances: DistanceConfig | None = None
     adapters: AdapterConfig | None = None
+    experts: ExpertsConfig | None = None
     attention: tuple[AttentionConfig, ...] = ()
 
     @property

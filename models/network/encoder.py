@@ -52,7 +52,7 @@ class Encoder(nn.Module):
             if config.distances
             else None
         )
-        count = config.num_layers
+        count, experts = config.num_layers, config.experts
         self._attention = config.attention or (AttentionConfig(),) * count
         if len(self._attention) != count:
             raise ValueError(f"attention has {len(self._attention)} entries for {count} layers")
@@ -75,6 +75,7 @@ class Encoder(nn.Module):
                 qk_norm=config.qk_norm,
                 distances=config.distances,
                 adapters=config.adapters,
+                experts=experts if experts and experts.in_layer(i) else None,
             )
             for i in range(distinct)
         ]

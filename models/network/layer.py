@@ -16,6 +16,7 @@ from models.network.attention import (
     attention_bias,
 )
 from models.network.disentangled import DistanceConfig
+from models.network.experts import Experts, ExpertsConfig
 from models.network.norms import AddNorm, Norm, NormConfig
 from models.network.taps import NO_TAP, Tap
 
@@ -69,6 +70,8 @@ class EncoderLayer(nn.Module):
             together) or "" (no norm).
         distances: Hyperparameters of disentangled attention; None: attention is not disentangled.
         adapters: Hyperparameters of adapters; None: no adapters.
+        experts: Hyperparameters of the experts that replace the feed-forward layer, without
+            adapters; None: no experts.
 
     Sources: Vaswani et al. 2017, arXiv:1706.03762; Shazeer 2020, arXiv:2002.05202 (gates).
 
@@ -95,6 +98,7 @@ class EncoderLayer(nn.Module):
         qk_norm: str = "",
         distances: DistanceConfig | None = None,
         adapters: AdapterConfig | None = None,
+        experts: ExpertsConfig | None = None,
     ) -> None:
         super().__init__()
         if isinstance(activation, str):
@@ -111,10 +115,12 @@ class EncoderLayer(nn.Module):
         self.self_attn = SelfAttention(
             d_model, heads, dropout, biases, norms, qk_norm, distances, adapters
         )
-        inner = d_model, dim_feedforward, linear1_bias, adapters
-        self.gate = AdaptedLinear(*inner) if gated else None
-        self.linear1 = AdaptedLinear(*inner)
-        self.linear2 = AdaptedLinear(dim_feedforward, d_model, linear2_bias, adapters)
+        self.experts = Experts(d_model, dim_feedforward, experts) if experts else None
+        if experts is None:
+            inner = d_model, dim_feedforward, linear1_bias, adapters
+            self.gate = AdaptedLinear(*inner) if gated else None
+            self.linear1 = AdaptedLinear(*inner)
+            self.linear2 = AdaptedLinear(dim_feedforward, d_model, linear2_bias, adapters)
         self.norm1: Norm | AddNorm | None = None
         if not norm_first:
             self.norm1 = norms.add_norm(d_model)
@@ -202,6 +208,9 @@ class EncoderLayer(nn.Module):
         return attended
 
     def _expand(self, x: Tensor, scales: Tensor | None, tap: Tap, name: str) -> Tensor:
+        if (experts := self.experts) is not None:
+            return tap.step(f"{name}.experts", experts, lambda x: self.dropout(experts(x)), x)
+
         def activated(linear: AdaptedLinear) -> Activation:
             return lambda x: self.activation(linear(x, scales))
 

@@ -21,8 +21,9 @@ class Tap:
     "layers.0.attention", "layers.0.norm1", "layers.0.gate", "layers.0.linear1",
     "layers.0.product", "layers.0.linear2", "layers.0.norm2" and so on, "final_norm", "pooling",
     "heads.0". A model has only the steps of its parts. Some models also have
-    "layers.0.branch_norm1" and "layers.0.branch_norm2". The last step of a pre-norm layer is
-    "layers.0.sum2". Sums that are fused with a norm are "embeddings.sum", "layers.0.sum1",
+    "layers.0.branch_norm1" and "layers.0.branch_norm2". A layer with experts has
+    "layers.1.experts" instead of the steps of the feed-forward layer. The last step of a pre-norm
+    layer is "layers.0.sum2". Sums that are fused with a norm are "embeddings.sum", "layers.0.sum1",
     "layers.0.sum2" and "layers.0.branch_sum1".
     """
 

@@ -34,7 +34,8 @@ def main() -> int:
         with (folder / "corpus.jsonl").open("w") as file:
             for number in range(options.documents):
                 # the number makes each document another one
-                text = f"{random_text(draw, draw.randint(5, 12))} {number}"
+                parts = (random_text(draw, 6), random_text(draw, draw.randint(5, 9)))
+                text = f"{parts[0].capitalize()}. {parts[1].capitalize()} {number}."
                 file.write(json.dumps({"id": f"d{number}", "text": text}) + "\n")
         command = [
             *(str(Path(sys.executable).with_name("vitrine")), "eval"),

@@ -12,6 +12,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, proce
 from torch import Tensor
 
 from tests.models.jina_bert import CODE_OF, save_jina_bert
+from tests.models.nomic_moe import save_nomic_moe
 from tests.sentences import SENTENCES
 
 VOCABULARY = 60
@@ -125,8 +126,11 @@ CONFIGS = {
 def save_checkpoint(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
     """Save a random model of the family, with every tensor away from its initial value.
 
-    The models are those of transformers, or of `tests.models.jina_bert`.
+    The models are those of transformers, of `tests.models.jina_bert`, or of
+    `tests.models.nomic_moe`.
     """
+    if family == "nomic_moe":
+        return save_nomic_moe(folder, **changes)
     if family in CODE_OF:
         return save_jina_bert(folder, family, **changes)
     config = type(CONFIGS[family]()).from_dict({**CONFIGS[family]().to_dict(), **changes})

@@ -1,16 +1,26 @@
-"""NomicBERT: BERT with rotary positions and gated feed-forward layers. Only norms have biases.
+"""NomicBERT: BERT with rotary positions. Its feed-forward layers have gates, or some have experts.
 
 Configs in Nomic's hub repositories have GPT-2's field names; those of transformers have BERT's.
-Source: Nussbaum et al. 2024, arXiv:2402.01613.
+Sources: Nussbaum et al. 2024, arXiv:2402.01613; Nussbaum and Duderstadt 2025, arXiv:2502.07972.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from models.export.families import bert, rotary
-from models.export.families.family import Classifier, Family, Settings, read_number, tensors
+from models.export.families.family import (
+    Classifier,
+    Family,
+    Modules,
+    Settings,
+    read_biases,
+    read_count,
+    read_number,
+    tensors,
+)
 from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
+from models.network.experts import ExpertsConfig
 
 # Names in Nomic's configs and in those of transformers.
 _SIZES = (
@@ -18,6 +28,20 @@ _SIZES = (
     ("n_head", "num_attention_heads"),
     ("n_layer", "num_hidden_layers"),
 )
+# Bias of each field in Nomic's configs. The other configs have none of them.
+_BIASES = {
+    "qkv_proj_bias": ("in_proj", "out_proj"),
+    "mlp_fc1_bias": ("linear1",),
+    "mlp_fc2_bias": ("linear2",),
+}
+# `EncoderConfig` fields of each activation in Nomic's configs; None: as in those of transformers.
+_ACTIVATIONS: dict[str | None, dict[str, Any]] = {
+    None: {"gated": True},
+    "swiglu": {"gated": True},
+    "gelu": {"gated": False, "activation": "gelu"},
+}
+# Upper limit of the number of experts, each of which adds nodes to a graph.
+_MAX_EXPERTS = 256
 
 
 def _derived(config: Settings) -> dict[str, Any]:
@@ -36,8 +60,54 @@ def _derived(config: Settings) -> dict[str, Any]:
             "model divided by the number of heads, is supported"
         )
     positions = rotary.read_rotary(config, width, base[1], name=base[0])
-    return {"attention": (AttentionConfig(rotary=positions),) * count, **changes}
+    activation = config.get("activation_function")
+    if not isinstance(activation, str | None) or activation not in _ACTIVATIONS:
+        raise CheckpointError(
+            f"config.json: activation_function is {activation!r}; supported: swiglu, gelu"
+        )
+    return {
+        "attention": (AttentionConfig(rotary=positions),) * count,
+        "biases": read_biases(config, _BIASES) | {"norms"},
+        "experts": _read_experts(config),
+        **_ACTIVATIONS[activation],
+        **changes,
+    }
 
+
+def _read_experts(config: Settings) -> ExpertsConfig | None:
+    if not config.get("moe_every_n_layers") and not config.get("num_experts"):
+        return None
+    if config.get("activation_function") != "gelu":
+        raise CheckpointError(
+            f"config.json: num_experts is {config.get('num_experts')!r} with activation_function "
+            f"{config.get('activation_function')!r}; experts are supported with 'gelu' only"
+        )
+    names = "num_experts", "moe_top_k", "moe_every_n_layers"
+    if missing := [name for name in names if config.get(name) is None]:
+        raise CheckpointError(f"config.json lacks {', '.join(missing)}")
+    count = read_count(config, "num_experts", 1, _MAX_EXPERTS)
+    every = read_count(config, "moe_every_n_layers", 1)
+    if every == 1:  # Nomic's rule, index % every == 1, then selects no layer
+        raise CheckpointError("config.json: moe_every_n_layers is 1; it must be at least 2")
+    return ExpertsConfig(count, read_count(config, "moe_top_k", 1, count), every)
+
+
+_MODULES: Modules = {
+    "embeddings.norm": "emb_ln",
+    "layers.{i}.self_attn.in_proj": "encoder.layers.{i}.attn.Wqkv",
+    "layers.{i}.self_attn.out_proj": "encoder.layers.{i}.attn.out_proj",
+    "layers.{i}.norm1": "encoder.layers.{i}.norm1",
+    "layers.{i}.gate": "encoder.layers.{i}.mlp.fc12",
+    "layers.{i}.linear1": "encoder.layers.{i}.mlp.fc11",
+    "layers.{i}.linear2": "encoder.layers.{i}.mlp.fc2",
+    "layers.{i}.norm2": "encoder.layers.{i}.norm2",
+}
+_EXPERTS = {
+    "layers.{i}.experts.router.weight": "encoder.layers.{i}.mlp.router.layer.weight",
+    "layers.{i}.experts.w1": "encoder.layers.{i}.mlp.experts.mlp.w1",
+    "layers.{i}.experts.w2": "encoder.layers.{i}.mlp.experts.mlp.w2",
+    "layers.{i}.experts.bias": "encoder.layers.{i}.mlp.experts.bias",
+}
 
 NOMIC_BERT = Family(
     config={
@@ -54,13 +124,10 @@ NOMIC_BERT = Family(
     },
     defaults={**bert.DEFAULTS, "hidden_act": "silu"},
     constants={
-        "gated": True,
-        "biases": frozenset({"norms"}),
         "position_embeddings": False,
     },
     derived=_derived,
     required={
-        "activation_function": "swiglu",
         "prenorm": False,
         "parallel_block": False,
         "causal": False,
@@ -69,25 +136,18 @@ NOMIC_BERT = Family(
         "rotary_emb_interleaved": False,
         "rotary_emb_scale_base": None,
         "rotary_scaling_factor": None,
-        "qkv_proj_bias": False,
-        "mlp_fc1_bias": False,
-        "mlp_fc2_bias": False,
-        "num_experts": 0,
-        "moe_every_n_layers": 0,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "moe_normalize_expert_weights": False,
+        "expert_choice_router": False,
+        "num_shared_experts": 0,
+        "ffn_div": 1,
     },
     layouts=(
+        tensors(weights=rotary.EMBEDDINGS, modules=_MODULES),
         tensors(
-            weights=rotary.EMBEDDINGS,
-            modules={
-                "embeddings.norm": "emb_ln",
-                "layers.{i}.self_attn.in_proj": "encoder.layers.{i}.attn.Wqkv",
-                "layers.{i}.self_attn.out_proj": "encoder.layers.{i}.attn.out_proj",
-                "layers.{i}.norm1": "encoder.layers.{i}.norm1",
-                "layers.{i}.gate": "encoder.layers.{i}.mlp.fc12",
-                "layers.{i}.linear1": "encoder.layers.{i}.mlp.fc11",
-                "layers.{i}.linear2": "encoder.layers.{i}.mlp.fc2",
-                "layers.{i}.norm2": "encoder.layers.{i}.norm2",
-            },
+            weights=rotary.EMBEDDINGS | _EXPERTS,
+            modules={**_MODULES, "layers.{i}.linear1": "encoder.layers.{i}.mlp.fc1"},
         ),
         rotary.TENSORS,
     ),

@@ -306,10 +306,10 @@ def test_tables_of_distances_are_compared(shared: bool) -> None:
     "family",
     [
         *("modernbert", "gte", "albert", "eurobert", "qwen3"),
-        *("gemma3_text", "jina_bert_code", "deberta-v2"),
+        *("gemma3_text", "jina_bert_code", "deberta-v2", "nomic_moe"),
     ],
 )
-def test_families_with_gates_windows_and_shared_layers_pass(
+def test_families_with_gates_windows_shared_layers_and_experts_pass(
     family: str, family_artifact: FamilyArtifact
 ) -> None:
     exported = family_artifact(family)
@@ -319,13 +319,20 @@ def test_families_with_gates_windows_and_shared_layers_pass(
     layers = model.network.encoder.layer_order
     per_layer = len(list(model.network.encoder.layers[1].parameters())) - 1
     assert len(result.weights) > per_layer * len(layers)
-    # One weight of the last layer, which in ALBERT runs more than once.
+    # Weights of the last layer, which in ALBERT runs more than once.
     index = layers[-1]
-    model.network.get_parameter(f"encoder.layers.{index}.linear2.weight")[0, 0] += 1e-3
+    names = ["linear2.weight"]
+    if family == "nomic_moe":
+        names = ["experts.bias", "experts.3.w2.weight"]
+        model.network.get_parameter(f"encoder.layers.{index}.experts.bias")[5] += 1e-3
+        # A row of the fourth of 8 experts, each 48 wide.
+        model.network.get_parameter(f"encoder.layers.{index}.experts.w2")[3 * 48 + 5, 0] += 1e-3
+    else:
+        model.network.get_parameter(f"encoder.layers.{index}.linear2.weight")[0, 0] += 1e-3
     graph = LoadedGraph.load(exported.path / "model.onnx")
     differing = [w.name for w in compare_weights(graph, model) if w.max_abs]
     runs = [run for run, layer in enumerate(layers) if layer == index]
-    assert differing == [f"encoder.layers.{run}.linear2.weight" for run in runs]
+    assert differing == [f"encoder.layers.{run}.{name}" for run in runs for name in names]
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxruntime")

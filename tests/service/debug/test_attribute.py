@@ -198,6 +198,25 @@ def test_gradients_of_families_with_gates_windows_and_shared_layers(
             assert ask(client, "layernorm", source=source)["passes"]
 
 
+def test_gradients_of_experts_and_choices_that_change_along_the_path(
+    family_artifact: FamilyArtifact,
+) -> None:
+    texts = ["w7 w9 w21", "w5 w33 w8 " * 6]
+    target = {"type": "cosine", "text": texts[0]}
+    with service_of(family_artifact("nomic_moe")) as client:
+        assert ask(client, "parity", texts=texts)["failures"] == []
+        # Gradients do not have the jumps between the choices of experts in layers 1 and 3.
+        for layer, converged in (("words", False), ("layers.0", False), ("output", True)):
+            result = ask(client, "attribute", text=texts[1], target=target, layer=layer)
+            assert result["completeness"]["converged"] is converged
+            assert result["parity"]["cosine"] > 1 - 1e-6
+        assert ask(client, "attribute/pair", a=texts[0], b=texts[1])["matrix"]
+        for emulate in (None, "bfloat16"):
+            result = ask(client, "flow", texts=texts, objective={"type": "cosine"}, emulate=emulate)
+            assert result["first_nonfinite"] is None
+            assert "layers.1.experts" in [step["name"] for step in result["steps"]]
+
+
 def test_every_target_belongs_to_one_kind_of_model() -> None:
     classes = get_args(get_args(Target)[0])
     types = [get_args(each.model_fields["type"].annotation)[0] for each in classes]
