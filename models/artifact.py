@@ -8,6 +8,7 @@
     query_weights.npy weights of queries, of a sparse model that only looks them up (optional)
     embeddings.npy    vector of each token, of a static model, which has no graph
     calibration.json  ranges of the vectors' dimensions, for quantised vectors (optional)
+    spaces/           maps of queries into the spaces of other models (optional)
     source/           weights and config of the reference model, for gradients (optional)
 
 With `--target cuda` there are model.cuda.onnx and model.cuda.weights as well, and with
@@ -46,6 +47,7 @@ QUERY_WEIGHTS = "query_weights.npy"
 EMBEDDINGS = "embeddings.npy"
 CALIBRATION = "calibration.json"
 SOURCE = "source"
+SPACES = "spaces"
 
 # Engine of static models, whose vectors are means of the rows of a table, without a network.
 TABLE_ENGINE = "numpy"

@@ -12,7 +12,7 @@ import hashlib
 import json
 from dataclasses import asdict
 
-from models.artifact import CHECK, SOURCE, Artifact
+from models.artifact import CHECK, SOURCE, SPACES, Artifact
 from models.engines import Precision, graph_of
 
 # Fields of the manifest that determine no result, and why.
@@ -35,6 +35,7 @@ EXCLUDED_GRAPH_FIELDS = {
 EXCLUDED_FILES = {
     CHECK: "verifies the graph at startup",
     SOURCE: "the graph was exported from it",
+    SPACES: "maps of finished vectors, which responses name by their own hash",
 }
 
 

@@ -11,6 +11,7 @@ COMMANDS = {
     "export": ("models.export.__main__", "export a model with options, to an artifact"),
     "encode": ("service.bulk.__main__", "encode files of texts"),
     "eval": ("service.evaluation.__main__", "measure search with a model by relevance judgements"),
+    "migrate": ("service.evaluation.migrate", "search an old model's index with a new model"),
     "explain": ("service.explain_command", "score two texts or label one, and colour their words"),
 }
 

@@ -95,6 +95,22 @@ class QualityInfo(BaseModel):
     float_layers: list[str] = Field(description="Layers that stay in float")
 
 
+class SpaceDescription(BaseModel):
+    """Space of another model, into which vectors of queries can be mapped."""
+
+    model: str = Field(description="Name of the other model")
+    version: str = Field(description="Identity of the other model")
+    similarity: SimilarityName = Field(description="Similarity of its vectors")
+    dimensions: int = Field(description="Width of its vectors")
+    form: str = Field(description="How the map was fitted")
+    pairs: int = Field(description="Number of texts with which it was fitted")
+    queries: int = Field(description="Number of other queries with which it was measured")
+    measures: dict[str, float] = Field(
+        description="Results by name; `recall_ratio` is relative to full re-embedding"
+    )
+    sha256: str = Field(description="SHA-256 of the map; responses have its start")
+
+
 class ServiceInfo(BaseModel):
     """The served model and its engine."""
 
@@ -122,6 +138,9 @@ class ServiceInfo(BaseModel):
     )
     calibration: CalibrationInfo | None = Field(
         description="Calibration of quantised vectors; null: exported without --calibrate"
+    )
+    spaces: dict[str, SpaceDescription] = Field(
+        description="Spaces of other models by name, for `space` of `/encode`"
     )
     truncation_side: Literal["left", "right"] = Field(
         description="Side from which tokens are dropped if an input exceeds the model's maximum "

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 
 from models.artifact import ArtifactError
 from models.engines import Agreement, EngineError
+from models.spaces import Space
 from service.api.auth import require_scope
 from service.api.body import read_body
 from service.api.deadline import within
@@ -24,6 +25,7 @@ from service.api.model_schemas import (
     ModelSummary,
     QualityInfo,
     ServiceInfo,
+    SpaceDescription,
 )
 from service.api.openapi import error_responses, request_body
 from service.api.schemas import VERSION
@@ -235,6 +237,7 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         similarity=manifest.similarity,
         matryoshka_dimensions=list(manifest.matryoshka_dimensions),
         calibration=_calibration(model),
+        spaces={name: _space(own) for name, own in model.spaces.items()},
         truncation_side=manifest.truncation_side,
         prompts=sorted(manifest.prompts),
         default_prompt=manifest.default_prompt,
@@ -257,6 +260,12 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         limits=Limits(**state.settings.limits.model_dump(), max_tokens=manifest.max_tokens),
         version=VERSION,
     )
+
+
+def _space(own: Space) -> SpaceDescription:
+    known = asdict(own.info)
+    del known["normalizes"]
+    return SpaceDescription(**known, dimensions=own.width, sha256=own.sha256)
 
 
 def _quality(model: Model) -> QualityInfo | None:

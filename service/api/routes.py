@@ -38,6 +38,7 @@ from service.api.schemas import (
 )
 from service.api.state import State
 from service.inference.errors import InvalidInput
+from service.inference.model.arguments import refuse_with_space
 from service.inference.results.quantization import Quantizer
 from service.inference.results.vectors import Embeddings
 
@@ -82,6 +83,10 @@ async def encode(request: Request, state: State) -> Response:
     outputs = body.outputs() or [model.default_output]
     _check_fields(body, outputs)
     quantizer = Quantizer("float32", body.dimensions or body.truncate_dim or model.width, None)
+    if body.space is not None:
+        is_coded = body.output_dtype != "float32" or None
+        refuse_with_space(output_dtype=is_coded, chunking=body.chunking)
+        quantizer = Quantizer("float32", model.space(body.space).width, None)
     if body.output_dtype != "float32":
         quantizer = model.quantizer(
             body.output_dtype,
@@ -103,6 +108,7 @@ async def encode(request: Request, state: State) -> Response:
             dimensions=body.dimensions,
             truncate_dim=body.truncate_dim,
             normalize=body.normalize,
+            space=body.space,
             on_overflow=body.on_overflow,
             with_offsets=bool({"tokens", "multi"} & {*outputs}),
             **options,
@@ -116,6 +122,8 @@ async def encode(request: Request, state: State) -> Response:
         return await respond(request, state, model, results, serialize)
     result = encoded[outputs[0]]
     headers = {"Vary": "Accept"} if isinstance(result, Embeddings) else {}
+    if body.space is not None:
+        headers["X-Space-Version"] = model.space(body.space).sha256[:12]
     if isinstance(result, Embeddings) and prefers_octets(request):
         headers["X-Shape"] = f"{len(result.vectors)},{quantizer.columns}"
         headers["X-Dtype"] = quantizer.element
@@ -132,6 +140,7 @@ _USERS: Mapping[str, frozenset[OutputName]] = {
     "normalize": frozenset({"pooled", "tokens", "multi"}),
     "encoding": frozenset({"pooled", "tokens", "multi"}),
     "output_dtype": frozenset({"pooled"}),
+    "space": frozenset({"pooled"}),
 }
 _DEFAULTS = {field: EncodeRequest.model_fields[field].default for field in _USERS}
 

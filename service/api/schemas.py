@@ -117,6 +117,11 @@ class EncodeRequest(BaseModel):
         description="How to divide texts of any length into chunks with a vector each, only with "
         "output `pooled`; null: each input has one vector",
     )
+    space: Annotated[str, StringConstraints(max_length=64)] | None = Field(
+        None,
+        description="Space of another model, into which `vitrine migrate` fitted a map: vectors of "
+        "queries for an index of that model, only with output `pooled`; null: the model's own",
+    )
     model: ModelName = None
 
     def input_list(self) -> Sequence[str | list[int]]:
@@ -305,6 +310,9 @@ ENCODE_HEADERS = {
     "X-Model-Version": _header(
         "Version of the model: start of the SHA-256 of everything that determines its results",
         "a3f09c1d2e4b",
+    ),
+    "X-Space-Version": _header(
+        "With `space`: start of the SHA-256 of the map into it", "5d0c81b7aa42"
     ),
     "X-Engine": _header("Engine that computed the vectors", "onnxruntime; precision=float32"),
     "X-Shape": _header("Number and width of the vectors in an octet-stream response", "2,384"),

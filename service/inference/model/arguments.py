@@ -206,6 +206,7 @@ _OPTIONAL: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         (is_integer, "an integer or None"),
     ),
     "normalize": (_is_bool, "a bool or None"),
+    "space": (lambda value: isinstance(value, str), "the name of a space or None"),
 }
 # Whether a value of an option is valid, and the valid ones for the message.
 _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -218,6 +219,13 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "dtype": _one_of(get_args(OutputDtype)),
     "threshold": (_is_share, "a number from 0 to 1"),
 }
+
+
+def refuse_with_space(**options: object) -> None:
+    """Raise `InvalidInput` if an option is set that does not apply to vectors in a space."""
+    for name, value in options.items():
+        if value is not None:
+            raise InvalidInput(f"{name} does not apply to vectors in a space", pointer=f"/{name}")
 
 
 def check_options(**options: object) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from models.quantization import OutputDtype
+from models.spaces import Space
 from service.inference.call_options import (
     CallArguments,
     Deadline,
@@ -27,6 +28,7 @@ from service.inference.model.arguments import (
     id_lists,
     input_list,
     pair_list,
+    refuse_with_space,
     text_list,
 )
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
@@ -82,6 +84,7 @@ class Model(LoadedModel):
         dimensions: int | None = None,
         truncate_dim: int | None = None,
         normalize: bool | None = None,
+        space: str | None = None,
         **options: Unpack[CallArguments],
     ) -> Embeddings:
         """Encode texts or rows of token ids into one vector each.
@@ -97,6 +100,9 @@ class Model(LoadedModel):
                 after the model's own normalisation, as by sentence-transformers, and normalised
                 again if `normalize` is True.
             normalize: Whether to scale vectors to unit length; None: the model's own setting.
+            space: Name of the space into which to map vectors of queries, in order to search an
+                index of another model; None: that of the model itself. Mapped vectors have the
+                other model's width and length, so it excludes the arguments above.
             options: See `CallArguments`.
 
         Raises:
@@ -113,6 +119,7 @@ class Model(LoadedModel):
             dimensions=dimensions,
             truncate_dim=truncate_dim,
             normalize=normalize,
+            space=space,
             with_offsets=False,
             **options,
         )
@@ -257,6 +264,7 @@ class Model(LoadedModel):
         dimensions: int | None = None,
         truncate_dim: int | None = None,
         normalize: bool | None = None,
+        space: str | None = None,
         with_offsets: bool = True,
         **options: Unpack[CallArguments],
     ) -> Encoded:
@@ -269,6 +277,7 @@ class Model(LoadedModel):
             dimensions: See `encode`; for "pooled" alone.
             truncate_dim: See `encode`; for "pooled" alone.
             normalize: See `encode`; None: the model's own setting, but False for "tokens".
+            space: See `encode`; for "pooled" alone.
             with_offsets: Whether the rows of the result have token offsets.
             options: See `CallArguments`.
 
@@ -281,9 +290,13 @@ class Model(LoadedModel):
             dimensions=dimensions,
             truncate_dim=truncate_dim,
             normalize=normalize,
+            space=space,
             with_offsets=with_offsets,
         )
         self._check_dimensions(dimensions, truncate_dim)
+        target = None if space is None else self.space(space)
+        if target is not None:
+            refuse_with_space(dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize)
         outputs = tuple(dict.fromkeys(outputs))
         items = input_list(inputs)
         rules = self.tokenizer.rules(call.prompt_name)
@@ -303,6 +316,10 @@ class Model(LoadedModel):
                         *(np.array(result), dimensions, truncate_dim, normalize),
                         is_normalized=self.artifact.manifest.normalize,
                     )
+                    if target is not None:
+                        vectors = truncate_and_normalize(
+                            target.map(vectors), None, target.info.normalizes
+                        )
                     return Embeddings(vectors, rows, seconds)
                 case "tokens":
                     own = [truncate_and_normalize(part, None, bool(normalize)) for part in result]
@@ -386,6 +403,17 @@ class Model(LoadedModel):
             *(dtype, self.artifact.manifest, self.calibration),
             *(dimensions, truncate_dim, normalize),
         )
+
+    def space(self, name: str) -> Space:
+        """Return the map into a space; see `encode`.
+
+        Raises:
+            InvalidInput: The model has no space of this name; the message has those that it has.
+        """
+        if name not in self.spaces:
+            known = ", ".join(self.spaces) or "none; vitrine migrate adds them"
+            raise InvalidInput(f"unknown space; the model has {known}", pointer="/space")
+        return self.spaces[name]
 
     def _check_dimensions(self, dimensions: int | None, truncate_dim: int | None) -> None:
         for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):

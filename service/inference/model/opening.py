@@ -35,6 +35,7 @@ from models.identity import identity_of
 from models.packing import pack
 from models.printable import reason_of
 from models.quantization import Calibration, read_calibration
+from models.spaces import Space, read_spaces
 from service.inference.batching.attention_cost import AttentionCost
 from service.inference.batching.batch_former import BatchFormer
 from service.inference.batching.batcher import Batcher
@@ -143,7 +144,7 @@ async def open_model(
     cache = cache or ResultCache(options.cache_bytes)
     devices = devices or Devices()
     opened = await asyncio.to_thread(_open, Path(path), options, devices)
-    artifact, tokenizer, query_weights, calibration, engine = opened
+    artifact, tokenizer, query_weights, calibration, spaces, engine = opened
     agreement, self_check_s = await _self_check(engine, artifact)
     name = options.name or artifact.manifest.name
     if metrics is None:
@@ -200,6 +201,7 @@ async def open_model(
         tokenizer=tokenizer,
         query_weights=query_weights,
         calibration=calibration,
+        spaces=spaces,
         engine=engine,
         batcher=batcher,
         cache=_behind_cache(batcher, cache, identity) if cache.max_bytes else None,
@@ -221,7 +223,7 @@ async def open_model(
 
 def _open(
     path: Path, options: ModelOptions, devices: Devices
-) -> tuple[Artifact, TextTokenizer, Vectors, Calibration | None, Engine]:
+) -> tuple[Artifact, TextTokenizer, Vectors, Calibration | None, Mapping[str, Space], Engine]:
     """Return the parts of a model."""
     artifact = Artifact.load(path)
     artifact.check()  # parsed here, not in the event loop
@@ -229,12 +231,13 @@ def _open(
     tokenizer = TextTokenizer(artifact, options.max_chars, options.max_whole_chars)
     query_weights = read_query_weights(artifact)
     calibration = read_calibration(artifact)
+    spaces = read_spaces(artifact)
     engine = open_engine(
         *(artifact, options.engine, options.precision, options.threads, options.gpu),
         devices.cpu_runs,
     )
     _verify_unread(artifact, engine)
-    return artifact, tokenizer, query_weights, calibration, engine
+    return artifact, tokenizer, query_weights, calibration, spaces, engine
 
 
 async def _self_check(

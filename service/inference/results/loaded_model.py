@@ -15,6 +15,7 @@ from models.artifact import Artifact, Check, Quality
 from models.engines import OUTPUTS, Agreement, Engine, Output
 from models.packing import pack
 from models.quantization import Calibration
+from models.spaces import Space
 from service.inference.batching.batcher import Batcher, Outcome, QueueFull, Stopped, TooLate
 from service.inference.batching.cached_batcher import CachedBatcher
 from service.inference.batching.runs import ItemFailed
@@ -104,6 +105,7 @@ class LoadedModel:
         tokenizer: The artifact's tokenizer.
         query_weights: Weights of queries that are looked up, `(V,)`; empty for other models.
         calibration: Ranges of pooled vectors, for int8 and uint8; None: not calibrated.
+        spaces: Maps into the spaces of other models, by name.
         engine: The engine that runs the artifact's graph.
         batcher: Batcher that runs rows on the engine.
         cache: The batcher behind a cache of the results of rows; None: no cache.
@@ -127,6 +129,7 @@ class LoadedModel:
     tokenizer: TextTokenizer
     query_weights: Vectors
     calibration: Calibration | None
+    spaces: Mapping[str, Space]
     engine: Engine
     batcher: Batcher[BatchItem, RowResults]
     cache: CachedBatcher[BatchItem, RowResults] | None

@@ -1,0 +1,142 @@
+"""`vitrine migrate`: the command line that adds the space of an old model to a new one."""
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from models.artifact import (
+    SPACES,
+    ArtifactError,
+    hashes,
+    write_manifest,
+    writing,
+)
+from models.printable import printable
+from models.spaces import NAME_RULE, SpaceInfo, is_name, write_space
+from service.bulk.options import OptionError
+from service.evaluation.comparison import read_evaluation
+from service.evaluation.migration import Migration, fit
+
+_MIN_RECALL = 0.9
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "vitrine migrate",
+        description="Map the vectors of a new model's queries into the space of an old model, so "
+        "that the new model searches the old index until the new one is built.",
+        epilog="Exit status: 0: done; 1: the best map is too weak; 2: an option was refused.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("output", type=Path, metavar="OUTPUT", help="folder for the new model's artifact")
+    add(
+        "--old",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="output of vitrine eval, old model",
+    )
+    add("--new", type=Path, required=True, metavar="FOLDER", help="the same of the new model")
+    add("--space", required=True, metavar="NAME", help=f"name in requests, {NAME_RULE}")
+    add(
+        "--min-recall",
+        type=float,
+        default=_MIN_RECALL,
+        metavar="SHARE",
+        help="lowest recall@10, relative to full re-embedding, of a map that is written "
+        f"(default: {_MIN_RECALL})",
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        if not is_name(options.space):
+            raise OptionError(f"--space must have {NAME_RULE}")
+        if not 0 <= options.min_recall <= 1:
+            raise OptionError("--min-recall must be from 0 to 1")
+        if options.output.exists():
+            raise OptionError(f"{options.output} already exists; remove it or choose another")
+        migration = fit(read_evaluation(options.old), read_evaluation(options.new))
+        _show(migration)
+        if not migration.recall_ratio >= options.min_recall:
+            return _failed(
+                f"the best map reaches {migration.recall_ratio:.3f} of the recall of full "
+                f"re-embedding, and --min-recall is {options.min_recall:g}: nothing was written",
+                1,
+            )
+        _write(migration, options.output, options.space)
+    except (OptionError, ArtifactError, OSError) as error:
+        return _failed(error, 2)
+    print(
+        f'{options.output} takes "space": "{options.space}", {migration.recall_ratio:.3f} of the '
+        "recall of full re-embedding"
+    )
+    return 0
+
+
+def _failed(error: Exception | str, status: int) -> int:
+    print(printable(f"vitrine migrate: {error}"), file=sys.stderr)
+    return status
+
+
+def _show(migration: Migration) -> None:
+    table = Table("search", "recall@10", "overlap@10", box=None, pad_edge=False)
+    for name, recall in migration.recalls.items():
+        table.add_row(name, f"{recall:.4f}", f"{migration.overlaps[name]:.4f}")
+    Console().print(table)
+    print(
+        f"{migration.queries:,} queries that fitted and chose nothing; the maps are of new queries "
+        f"in the old index, fitted with {migration.pairs:,} documents; chosen: {migration.form}"
+    )
+
+
+def _write(migration: Migration, output: Path, space: str) -> None:
+    """Write the new model's artifact with the space, its other files being hard links.
+
+    Raises:
+        ArtifactError: The artifact already has the space.
+    """
+    artifact = migration.artifact
+    if f"{SPACES}/{space}.json" in artifact.manifest.files:
+        raise ArtifactError(f"{artifact.path} already has the space {space}")
+    measures = {
+        "recall_ratio": migration.recall_ratio,
+        "recall@10": migration.recalls[migration.form],
+        "overlap@10": migration.overlaps[migration.form],
+    }
+    info = SpaceInfo(
+        model=migration.model,
+        version=migration.version,
+        similarity=migration.similarity,
+        normalizes=migration.normalizes,
+        form=migration.form,
+        pairs=migration.pairs,
+        queries=migration.queries,
+        measures=measures,
+    )
+    with writing(output) as folder:
+        for name in artifact.manifest.files:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            _link(artifact.verify(name), folder / name)
+        write_space(folder, space, info, migration.map.matrix, migration.map.constant)
+        files = {f"{SPACES}/{own}": digest for own, digest in hashes(folder / SPACES).items()}
+        manifest = replace(artifact.manifest, files={**artifact.manifest.files, **files})
+        write_manifest(folder, manifest)
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system
+        shutil.copy2(source, target)

@@ -1,0 +1,281 @@
+"""Maps of a new model's queries into the vectors of an old model, whose index is still searched.
+
+Two evaluations of the same collection, one with each model, have all that a map is fitted with: the
+vectors of the same documents and queries. Half of the queries choose the form of the map, and the
+other half measure it.
+
+Source: arXiv:2509.23471, which maps by an orthogonal matrix, by an affine map, or by a network.
+"""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from models.artifact import Artifact, ArtifactError, SimilarityName
+from models.identity import identity_of
+from service.bulk.options import ERROR, ROW, OptionError
+from service.evaluation.comparison import Evaluated
+from service.evaluation.measures import means, measure, parse_measures
+from service.evaluation.ranking import Rankings, Similarity, Vectors, rank
+
+Matrix = NDArray[np.float64]
+# Settings of the jobs whose vectors are not those that a service returns by default.
+_DEFAULTS = {"--kind": "dense", "--dtype": "float32", "--dimensions": None}
+_DEPTH = 10
+_RECALL = parse_measures(f"recall@{_DEPTH}")
+# Strengths of the ridge penalty, relative to the mean variance of a dimension.
+_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+_MIN_PAIRS, _MIN_QUERIES = 100, 20
+# A map has at most about half as many numbers as this many pairs: more add little.
+_MAX_PAIRS = 50_000
+
+
+@dataclass(frozen=True)
+class Map:
+    """A fitted map.
+
+    Attributes:
+        matrix: Matrix `(W', W)`.
+        constant: Constant term, `(W',)`.
+    """
+
+    matrix: Matrix
+    constant: Matrix
+
+    def __call__(self, vectors: NDArray[Any]) -> Matrix:
+        """Return vectors `(N, W)` in the other space, `(N, W')`."""
+        mapped: Matrix = vectors @ self.matrix.T + self.constant
+        return mapped
+
+
+@dataclass(frozen=True)
+class Migration:
+    """The best map, and how search with it compares.
+
+    Attributes:
+        artifact: Artifact of the new model.
+        model: Name of the old model.
+        version: Identity of the old model.
+        similarity: Similarity of the old model's vectors.
+        normalizes: Whether the old model's vectors have unit length.
+        form: Name of the form of the map.
+        map: The map.
+        pairs: Number of documents with whose vectors it was fitted.
+        queries: Number of queries that measured it.
+        recalls: recall@10 of these queries, by what was searched.
+        overlaps: Mean share of the first 10 documents of full re-embedding, by the same.
+    """
+
+    artifact: Artifact
+    model: str
+    version: str
+    similarity: SimilarityName
+    normalizes: bool
+    form: str
+    map: Map
+    pairs: int
+    queries: int
+    recalls: Mapping[str, float]
+    overlaps: Mapping[str, float]
+
+    @property
+    def recall_ratio(self) -> float:
+        """recall@10 of mapped queries in the old index, relative to full re-embedding."""
+        full = self.recalls[FULL]
+        return self.recalls[self.form] / full if full else 0.0
+
+
+FULL = "new queries, new index"
+OLD = "old queries, old index"
+UNMAPPED = "new queries unmapped, old index"
+
+
+def fit(old: Evaluated, new: Evaluated) -> Migration:
+    """Fit maps from the new model's vectors to the old one's, and return the best.
+
+    Args:
+        old: Evaluation of the old model.
+        new: Evaluation of the new model, on the same collection.
+
+    Raises:
+        OptionError: The evaluations are of other collections, were made by a server or with other
+            settings than a service's own, have no judgements, or too few texts.
+        ArtifactError: The artifact of a model is not there, or is another one by now.
+    """
+    if old.collection != new.collection:
+        raise OptionError(f"{old.folder} is of another collection than {new.folder}")
+    judgements = {query: own["relevant"] for query, own in new.results["queries"].items()}
+    judged = [query for query, own in judgements.items() if own]
+    if len(judged) < 2 * _MIN_QUERIES:
+        raise OptionError(
+            f"{len(judged)} queries have judgements, and a map needs {2 * _MIN_QUERIES}; "
+            "vitrine eval --known-items makes them"
+        )
+    artifacts = [_artifact(own) for own in (old, new)]
+    spaces = [Similarity(_similarity(a), a.manifest.vocab_size) for a in artifacts]
+    pairs = _pairs(old, new)
+    if len(pairs[0]) < _MIN_PAIRS:
+        raise OptionError(f"{len(pairs[0])} documents have both vectors; a map needs {_MIN_PAIRS}")
+    normalizes = bool(np.allclose(np.linalg.norm(pairs[0], axis=1), 1, atol=1e-3))
+    maps = _maps(pairs[1], pairs[0])
+    # Queries take turns, so that both halves are of all parts of the collection.
+    choosing, measuring = judged[::2], judged[1::2]
+
+    def search(queries: Vectors, index: Evaluated, similarity: Similarity) -> Rankings:
+        documents = Vectors(index.folder / "documents", _ids(index, "documents"), "dense")
+        return rank(queries, documents, similarity, _DEPTH)
+
+    own = [Vectors(e.folder / "queries", _ids(e, "queries"), "dense") for e in (old, new)]
+    rankings = {FULL: search(own[1], new, spaces[1]), OLD: search(own[0], old, spaces[0])}
+    if pairs[0].shape[1] == pairs[1].shape[1]:
+        rankings[UNMAPPED] = search(own[1], old, spaces[0])
+    with tempfile.TemporaryDirectory() as name:
+        for form, map_ in maps.items():
+            folder = Path(name) / form.replace(" ", "-")
+            _write_mapped(new.folder / "queries", folder, map_, normalizes)
+            rankings[form] = search(Vectors(folder, own[1].ids, "dense"), old, spaces[0])
+
+    def recalls(queries: Sequence[str]) -> dict[str, float]:
+        some = {query: judgements[query] for query in queries}
+        return {
+            name: means(measure(_RECALL, some, _of(queries, found)))[str(_RECALL[0])]
+            for name, found in rankings.items()
+        }
+
+    chosen = recalls(choosing)
+    best = max(maps, key=lambda form: chosen[form])
+    job = old.results["jobs"]["documents"]
+    return Migration(
+        artifact=artifacts[1],
+        model=artifacts[0].manifest.name,
+        version=job["model version"],
+        similarity=spaces[0].kind,
+        normalizes=normalizes,
+        form=best,
+        map=maps[best],
+        pairs=len(pairs[0]),
+        queries=len(measuring),
+        recalls=recalls(measuring),
+        overlaps={name: _overlap(rankings[FULL], own, measuring) for name, own in rankings.items()},
+    )
+
+
+def _maps(x: Matrix, y: Matrix) -> dict[str, Map]:
+    """Return a map of each form from vectors `x` `(N, W)` to `y` `(N, W')`."""
+    left, _, right = np.linalg.svd(y.T @ x, full_matrices=False)
+    rotation = left @ right  # (W', W), Schoenemann 1966: the orthogonal Procrustes problem
+    rotated = x @ rotation.T
+    scales = (rotated * y).sum(0) / np.maximum((rotated**2).sum(0), np.finfo(float).tiny)
+    none = np.zeros(y.shape[1])
+    return {
+        "orthogonal": Map(rotation, none),
+        "orthogonal and scaled": Map(scales[:, None] * rotation, none),
+        "affine": _ridge(x, y),
+    }
+
+
+def _ridge(x: Matrix, y: Matrix) -> Map:
+    """Return the affine map with the least squares and the penalty that fits other pairs best."""
+    held = np.arange(len(x)) % 10 == 0
+
+    def solve(some: NDArray[np.bool_], penalty: float) -> Map:
+        means_ = x[some].mean(0), y[some].mean(0)
+        a, b = x[some] - means_[0], y[some] - means_[1]
+        gram = a.T @ a
+        gram[np.diag_indices_from(gram)] += penalty * np.trace(gram) / len(gram)
+        matrix = np.linalg.solve(gram, a.T @ b).T
+        return Map(matrix, means_[1] - matrix @ means_[0])
+
+    def error(penalty: float) -> float:
+        return float(((solve(~held, penalty)(x[held]) - y[held]) ** 2).mean())
+
+    return solve(np.ones(len(x), bool), min(_PENALTIES, key=error))
+
+
+def _artifact(own: Evaluated) -> Artifact:
+    """Return the artifact of the model of an evaluation.
+
+    Raises:
+        OptionError: The vectors are those of a server, or not as a service returns them.
+        ArtifactError: The artifact is not there, or is another one by now.
+    """
+    jobs = [own.results["jobs"][name] for name in ("documents", "queries")]
+    if "artifact" not in jobs[0]:
+        raise OptionError(f"the vectors of {own.folder} are those of a server; use --model")
+    for job in jobs:
+        for name, default in _DEFAULTS.items():
+            if job[name] != default:
+                raise OptionError(
+                    f"{own.folder} has vectors with {name} {job[name]}; a map needs {default}"
+                )
+    artifact = Artifact.load(Path(jobs[0]["artifact"]))
+    engine, precision = jobs[0]["--engine"], jobs[0]["--precision"]
+    if identity_of(artifact, engine, precision) != jobs[0]["model version"]:
+        raise ArtifactError(f"{artifact.path} has another version than {own.folder} by now")
+    return artifact
+
+
+def _similarity(artifact: Artifact) -> SimilarityName:
+    similarity = artifact.manifest.similarity
+    assert similarity is not None  # noqa: S101 - dense vectors have one
+    return similarity
+
+
+def _ids(own: Evaluated, name: str) -> list[str]:
+    ids: list[str] = pq.read_table(own.folder / f"{name}.parquet", columns=["id"])[0].to_pylist()
+    return ids
+
+
+def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
+    """Return the vectors of documents by both models, `(N, W')` and `(N, W)`."""
+    found = []
+    for own in (old, new):
+        blocks = Vectors(own.folder / "documents", (), "dense").blocks(4096)
+        rows: list[NDArray[np.int64]] = []
+        vectors: list[NDArray[np.float32]] = []
+        for block in blocks:
+            rows.append(block.column(ROW).to_numpy())
+            column = block.column("embedding")
+            vectors.append(column.flatten().to_numpy().reshape(len(block), -1))
+            if sum(map(len, rows)) >= _MAX_PAIRS:
+                break
+        found.append((np.concatenate(rows), np.concatenate(vectors)))
+    (old_rows, old_vectors), (new_rows, new_vectors) = found
+    _, a, b = np.intersect1d(old_rows, new_rows, return_indices=True)
+    return old_vectors[a].astype(np.float64), new_vectors[b].astype(np.float64)
+
+
+def _write_mapped(source: Path, folder: Path, map_: Map, normalizes: bool) -> None:
+    """Write the vectors of queries in the other space, as a bulk job writes vectors."""
+    folder.mkdir()
+    for path in sorted(source.glob("part-*.parquet")):
+        table = pq.read_table(path, columns=[ROW, "embedding", ERROR]).combine_chunks()
+        valid = table.filter(table[ERROR].is_null())
+        column = valid["embedding"].combine_chunks()
+        mapped = map_(column.flatten().to_numpy().reshape(len(valid), -1))
+        if normalizes:
+            mapped /= np.maximum(np.linalg.norm(mapped, axis=1), np.finfo(float).tiny)[:, None]
+        flat = pa.array(mapped.astype(np.float32).reshape(-1))
+        own = pa.FixedSizeListArray.from_arrays(flat, mapped.shape[1])
+        written = pa.table({ROW: valid[ROW], "embedding": own, ERROR: valid[ERROR]})
+        pq.write_table(written, folder / path.name)
+
+
+def _of(queries: Sequence[str], rankings: Rankings) -> Rankings:
+    return {query: rankings[query] for query in queries if query in rankings}
+
+
+def _overlap(full: Rankings, own: Rankings, queries: Sequence[str]) -> float:
+    shares = [
+        len(full.get(query, {}).keys() & own.get(query, {}).keys())
+        / max(len(full.get(query, {})), 1)
+        for query in queries
+    ]
+    return sum(shares) / len(shares)

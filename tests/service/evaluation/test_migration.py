@@ -1,0 +1,238 @@
+"""Maps of a new model's queries into the vectors of an old model, from their fit to a request."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.linalg import orthogonal_procrustes
+from scipy.stats import ortho_group
+from sklearn.linear_model import LinearRegression
+from starlette.testclient import TestClient
+
+import vitrine
+from models.artifact import MANIFEST, Artifact, ArtifactError, hashes
+from models.identity import identity_of
+from models.spaces import read_spaces
+from service.app import create_app
+from service.evaluation.command_line import main as evaluate
+from service.evaluation.migrate_command import main
+from service.evaluation.migration import _maps
+from service.inference.errors import InvalidInput
+from service.settings import CacheSettings, ModelSettings, Settings
+from tests.models.checkpoints import edit_json
+from tests.serving import serving
+
+TEXTS = ["w7 w8 w9", "w10 w11", "w12"]
+
+
+def draw(count: int, width: int) -> Any:  # noqa: ANN401
+    vectors = np.random.default_rng(4).normal(size=(count, width))
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def test_rotation_of_the_vectors_is_found_exactly() -> None:
+    x, rotation = draw(400, 12), ortho_group.rvs(12, random_state=1)
+    for own in _maps(x, x @ rotation.T).values():
+        np.testing.assert_allclose(own(x), x @ rotation.T, atol=1e-4)
+    exact = _maps(x, x @ rotation.T)["orthogonal"]
+    np.testing.assert_allclose(exact.matrix, orthogonal_procrustes(x, x @ rotation.T)[0].T)
+    scales = np.linspace(0.5, 2, 12)
+    scaled = _maps(x, scales * (x @ rotation.T))["orthogonal and scaled"]
+    assert np.abs(scaled(x) - scales * (x @ rotation.T)).mean() < 0.05
+
+
+@pytest.mark.parametrize("widths", [(12, 12), (12, 7), (7, 12)])
+def test_affine_map_is_that_of_least_squares_and_others_keep_lengths(
+    widths: tuple[int, int],
+) -> None:
+    x = draw(3000, widths[0])
+    noise = np.random.default_rng(5).normal(size=(3000, widths[1]))
+    y = x @ np.random.default_rng(6).normal(size=widths) + 0.3 + 0.01 * noise
+    maps = _maps(x, y)
+    expected = LinearRegression().fit(x, y)
+    np.testing.assert_allclose(maps["affine"](x), expected.predict(x), atol=2e-3)
+    matrix = maps["orthogonal"].matrix
+    small = matrix @ matrix.T if widths[1] <= widths[0] else matrix.T @ matrix
+    np.testing.assert_allclose(small, np.eye(min(widths)), atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def evaluations(
+    small_artifact: Artifact, other_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Evaluations of two models: the folders `old` and `new`."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    draw_words = np.random.default_rng(1)
+    records = [
+        {"id": f"d{i}", "text": " ".join(f"w{n}" for n in draw_words.integers(5, 60, 6))}
+        for i in range(120)
+    ]
+    texts = folder / "texts.jsonl"
+    texts.write_text("".join(json.dumps(record) + "\n" for record in records))
+    (folder / "qrels.txt").write_text("".join(f"d{i} 0 d{i} 1\n" for i in range(120)))
+    shared = ["--corpus", str(texts), "--queries", str(texts), "--qrels", str(folder / "qrels.txt")]
+    for name, artifact in (("old", other_artifact), ("new", small_artifact)):
+        assert evaluate([str(folder / name), *shared, "--model", str(artifact.path)]) == 0
+    return folder
+
+
+def migrate(folder: Path, output: Path, *options: str, old: str = "old", new: str = "new") -> int:
+    folders = ["--old", str(folder / old), "--new", str(folder / new)]
+    return main([str(output), *folders, "--space", "v1", *options])
+
+
+@pytest.fixture(scope="module")
+def migrated(evaluations: Path, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """The new model with the space `v1` of the old one."""
+    output = tmp_path_factory.mktemp("migrated") / "artifact"
+    assert migrate(evaluations, output, "--min-recall", "0") == 0
+    return Artifact.load(output)
+
+
+@pytest.fixture(scope="module")
+def client(migrated: Artifact) -> Iterator[TestClient]:
+    settings = Settings(
+        model=ModelSettings(path=migrated.path), cache=CacheSettings(max_bytes=2**20)
+    )
+    with serving(create_app(settings)) as own:
+        yield own
+
+
+def mapped(artifact: Artifact, vectors: Any) -> Any:  # noqa: ANN401
+    """Return vectors by the numbers in the file of the map, in float64."""
+    table = np.load(artifact.path / "spaces" / "v1.npy").astype(float)
+    result = np.array(vectors, float) @ table[:, :-1].T + table[:, -1]
+    return result / np.linalg.norm(result, axis=1, keepdims=True)
+
+
+def test_vectors_of_queries_are_mapped(client: TestClient, migrated: Artifact) -> None:
+    own = client.post("/encode", json={"inputs": TEXTS})
+    assert "X-Space-Version" not in own.headers
+    # those of the cache too
+    for _ in range(2):
+        answer = client.post("/encode", json={"inputs": TEXTS, "space": "v1"})
+        expected = mapped(migrated, own.json()["embeddings"])
+        np.testing.assert_allclose(answer.json()["embeddings"], expected, atol=1e-6)
+    described = client.get("/info").json()["spaces"]["v1"]
+    assert answer.headers["X-Space-Version"] == described["sha256"][:12]
+    assert described["measures"]["recall_ratio"] < 1
+    again = client.post("/encode", json={"inputs": TEXTS})
+    assert again.json()["embeddings"] == own.json()["embeddings"]
+    octets = client.post(
+        "/encode",
+        json={"inputs": TEXTS, "space": "v1"},
+        headers={"Accept": "application/octet-stream"},
+    )
+    assert octets.headers["X-Shape"] == "3,32"
+    vectors = np.frombuffer(octets.content, "<f4").reshape(3, 32)
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "pointer", "message"),
+    [
+        ({"space": "v2"}, "/space", "unknown space; the model has v1"),
+        ({"dimensions": 8}, "/dimensions", "dimensions does not apply to vectors in a space"),
+        ({"truncate_dim": 8}, "/truncate_dim", "does not apply to vectors in a space"),
+        ({"normalize": False}, "/normalize", "does not apply to vectors in a space"),
+        ({"output_dtype": "binary"}, "/output_dtype", "does not apply to vectors in a space"),
+        ({"chunking": {"size": 8}}, "/chunking", "does not apply to vectors in a space"),
+        ({"output": "tokens"}, "/space", "space does not apply to the output"),
+    ],
+)
+def test_fields_that_do_not_apply_to_a_space_are_refused(
+    client: TestClient, fields: dict[str, Any], pointer: str, message: str
+) -> None:
+    body = {"inputs": TEXTS, "space": "v1", **fields}
+    refused = client.post("/encode", json=body)
+    assert (refused.status_code, refused.json()["pointer"]) == (422, pointer)
+    assert message in refused.json()["detail"]
+
+
+def test_python_maps_too_and_names_the_spaces(migrated: Artifact, small_artifact: Artifact) -> None:
+    with vitrine.SyncModel(migrated.path) as model:
+        expected = mapped(migrated, model.encode(TEXTS).vectors)
+        np.testing.assert_allclose(model.encode(TEXTS, space="v1").vectors, expected, atol=1e-6)
+        with pytest.raises(InvalidInput, match="space must be the name of a space"):
+            model.encode(TEXTS, space=1)  # type: ignore[arg-type]
+    with (
+        vitrine.SyncModel(small_artifact.path) as model,
+        pytest.raises(InvalidInput, match="the model has none; vitrine migrate adds them"),
+    ):
+        model.encode(TEXTS, space="v1")
+
+
+def test_space_leaves_the_version_of_the_model(
+    migrated: Artifact, small_artifact: Artifact
+) -> None:
+    own = [identity_of(each, "onnxruntime", "float32") for each in (migrated, small_artifact)]
+    assert own[0] == own[1]
+
+
+def test_map_between_equal_models_changes_nothing(
+    evaluations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert migrate(evaluations, tmp_path / "same", old="new") == 0
+    assert "1.000 of the recall of full re-embedding" in capsys.readouterr().out
+    space = read_spaces(Artifact.load(tmp_path / "same"))["v1"]
+    with vitrine.SyncModel(tmp_path / "same") as model:
+        vectors = model.encode(TEXTS).vectors
+    np.testing.assert_allclose(space.map(vectors), vectors, atol=2e-3)
+
+
+def test_weak_map_is_not_written(
+    evaluations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert migrate(evaluations, tmp_path / "weak", "--min-recall", "1") == 1
+    assert "and --min-recall is 1: nothing was written" in capsys.readouterr().err
+    assert not (tmp_path / "weak").exists()
+
+
+def test_evaluations_that_do_not_fit_together_are_refused(
+    evaluations: Path, small_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = tmp_path / "few.jsonl"
+    few.write_text((evaluations / "texts.jsonl").read_text().split("\n")[0] + "\n")
+    shared = ["--corpus", str(few), "--queries", str(few), "--model", str(small_artifact.path)]
+    assert evaluate([str(tmp_path / "few"), *shared]) == 0
+    corpus = ["--corpus", str(evaluations / "texts.jsonl")]
+    queries = ["--queries", corpus[1], "--qrels", str(evaluations / "qrels.txt")]
+    cut = ["--dimensions", "8", "--model", str(small_artifact.path)]
+    assert evaluate([str(tmp_path / "cut"), *corpus, *queries, *cut]) == 0
+    new = str(evaluations / "new")
+    for old, own, message in (
+        (str(tmp_path / "few"), new, "is of another collection than"),
+        (str(tmp_path / "few"), str(tmp_path / "few"), "0 queries have judgements"),
+        (str(tmp_path / "cut"), new, "has vectors with --dimensions 8; a map needs None"),
+        (str(tmp_path), new, "has no finished evaluation"),
+    ):
+        assert migrate(evaluations, tmp_path / "out", old=old, new=own) == 2
+        assert message in capsys.readouterr().err
+    assert main([str(tmp_path / "out"), "--old", new, "--new", new, "--space", "a/b"]) == 2
+    assert "--space must have 1 to 64 letters" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", ["columns", "nan", "bytes", "field"])
+def test_damaged_map_stops_the_model(migrated: Artifact, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(migrated.path, folder)
+    table = folder / "spaces" / "v1.npy"
+    content = np.load(table)
+    match damage:
+        case "columns":
+            np.save(table, content[:, 1:])
+        case "nan":
+            np.save(table, content * np.float32("nan"))
+        case "bytes":
+            table.write_bytes(b"none")
+        case "field":
+            edit_json(folder / "spaces" / "v1.json", version="none")
+    manifest = json.loads((folder / MANIFEST).read_text())
+    files = {name: digest for name, digest in hashes(folder).items() if name != MANIFEST}
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"files": files}))
+    with pytest.raises(ArtifactError, match="spaces/v1"):
+        read_spaces(Artifact.load(folder))
