@@ -9,7 +9,6 @@ from typing import Any, Unpack, cast
 import numpy as np
 
 from models.quantization import OutputDtype
-from models.spaces import Space
 from service.inference.call_options import (
     CallArguments,
     Deadline,
@@ -403,17 +402,6 @@ class Model(LoadedModel):
             *(dtype, self.artifact.manifest, self.calibration),
             *(dimensions, truncate_dim, normalize),
         )
-
-    def space(self, name: str) -> Space:
-        """Return the map into a space; see `encode`.
-
-        Raises:
-            InvalidInput: The model has no space of this name; the message has those that it has.
-        """
-        if name not in self.spaces:
-            known = ", ".join(self.spaces) or "none; vitrine migrate adds them"
-            raise InvalidInput(f"unknown space; the model has {known}", pointer="/space")
-        return self.spaces[name]
 
     def _check_dimensions(self, dimensions: int | None, truncate_dim: int | None) -> None:
         for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):

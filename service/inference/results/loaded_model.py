@@ -387,6 +387,17 @@ class LoadedModel:
         except ExecutorFull:
             raise self._queue_full_error() from None
 
+    def space(self, name: str) -> Space:
+        """Return the map into a space; see `Model.encode`.
+
+        Raises:
+            InvalidInput: The model has no space of this name; the message has those that it has.
+        """
+        if name not in self.spaces:
+            known = ", ".join(self.spaces) or "none; vitrine migrate adds them"
+            raise InvalidInput(f"unknown space; the model has {known}", pointer="/space")
+        return self.spaces[name]
+
     def check_outputs(self, outputs: Sequence[Output]) -> None:
         """Raise `InvalidInput` if the model does not have one of the outputs."""
         own = self.artifact.manifest.outputs

@@ -271,6 +271,7 @@ BAD_OPTIONS: dict[str, list[object]] = {
     "max_tokens_per_query": NO_COUNTS,
     "max_tokens_per_doc": NO_COUNTS,
     "normalize": ["no", 1, nan, []],
+    "space": [5, b"v1", ["v1"], True, "unknown"],
     "explain": NO_BOOLS,
     "with_offsets": NO_BOOLS,
     "add_special_tokens": NO_BOOLS,
