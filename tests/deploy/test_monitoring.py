@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 
 ROOT = Path(__file__).parents[2]
 PROMETHEUS = ROOT / "deploy/prometheus"
-ALERTS = Path(__file__).with_name("alerts_test.yml")
+ALERTS = sorted(Path(__file__).parent.glob("*alerts_test.yml"))
 
 needs_promtool = pytest.mark.skipif(
     shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)"
@@ -53,14 +53,15 @@ def test_prometheus_configuration_is_valid(tmp_path: Path) -> None:
 
 @needs_promtool
 def test_alert_rules_pass_their_promtool_tests() -> None:
-    promtool("test", "rules", ALERTS)
+    promtool("test", "rules", *ALERTS)
 
 
 def test_each_alert_has_a_firing_and_a_silent_promtool_test() -> None:
     [group] = yaml.safe_load((PROMETHEUS / "alerts.yml").read_text())["groups"]
     tested = [
         (case["alertname"], "exp_alerts" in case)
-        for test in yaml.safe_load(ALERTS.read_text())["tests"]
+        for file in ALERTS
+        for test in yaml.safe_load(file.read_text())["tests"]
         for case in test["alert_rule_test"]
     ]
     for rule in group["rules"]:

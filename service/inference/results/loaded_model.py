@@ -329,7 +329,8 @@ class LoadedModel:
             if needs_engine and self.cache is None and self.batcher.is_full(options.priority):
                 raise self._queue_full_error()
             started = time.perf_counter()
-            rows = await self.run_tokenizer(tokenize, parts, count, options.deadline)
+            work = self._observed(tokenize) if count_tokens is None else tokenize
+            rows = await self.run_tokenizer(work, parts, count, options.deadline)
             tokenize_s = time.perf_counter() - started
             if count_tokens is not None:
                 count_tokens(sum(len(row.ids) for row in rows))
@@ -352,6 +353,16 @@ class LoadedModel:
         if count_tokens is None:
             self._observe_stages(started, seconds)
         return rows, list(zip(*outcome.results, strict=True)), seconds
+
+    def _observed(self, tokenize: Callable[[], Sequence[Row]]) -> Callable[[], Sequence[Row]]:
+        """Return `tokenize`, which then records its rows too, in the thread that it runs in."""
+
+        def observed() -> Sequence[Row]:
+            rows = tokenize()
+            self.metrics.observe_rows(rows, self.tokenizer.unknown_id)
+            return rows
+
+        return observed
 
     def _observe_stages(self, started: float, seconds: Mapping[str, float]) -> None:
         if "cache" in seconds and not seconds["infer"]:

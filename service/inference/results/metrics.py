@@ -1,7 +1,7 @@
 """Prometheus metrics of inference. Label values come from the code, and are names of models."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 
 from service.inference.batching.cache import ResultCache
 from service.inference.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded, TooLarge
+from service.inference.tokenizing.rows import Row
 from service.request_trace import TRACE
 
 STAGES = ("tokenize", "cache", "queue", "infer", "explain", "serialize")
@@ -98,6 +99,20 @@ class InferenceMetrics:
             ["model", "outcome"],
             registry=registry,
         )
+        self.input_tokens = Histogram(
+            "vitrine_input_tokens",
+            "Tokens per tokenised input, special tokens included, after truncation",
+            buckets=_POWERS,
+            **options,
+        )
+        self.unknown_tokens = Counter(
+            "vitrine_unknown_tokens",
+            "Tokens of tokenised inputs that stand for what is not in the vocabulary",
+            **options,
+        )
+        self.truncated_inputs = Counter(
+            "vitrine_truncated_inputs", "Tokenised inputs that were truncated", **options
+        )
         self.variants = Counter(
             "vitrine_variants",
             "Variants of texts that were scored for explanations by deletion, by outcome",
@@ -166,6 +181,9 @@ class ModelMetrics:
         self.stage_seconds = {stage: metrics.stage_seconds.labels(model, stage) for stage in STAGES}
         self.inputs_received = metrics.inputs_received.labels(model)
         self.inputs = {outcome: metrics.inputs.labels(model, outcome) for outcome in OUTCOMES}
+        self._input_tokens = metrics.input_tokens.labels(model)
+        self._unknown_tokens = metrics.unknown_tokens.labels(model)
+        self._truncated_inputs = metrics.truncated_inputs.labels(model)
         self.variants = {outcome: metrics.variants.labels(model, outcome) for outcome in OUTCOMES}
         self.batch_rows = metrics.batch_rows.labels(model)
         self.batch_tokens = metrics.batch_tokens.labels(model)
@@ -183,6 +201,25 @@ class ModelMetrics:
         )
         self._model, self._info, self._quality = model, metrics.info, metrics.quality
         self._measures: set[str] = set()
+
+    def observe_rows(self, rows: Sequence[Row], unknown_id: int | None) -> None:
+        """Record lengths, unknown tokens and truncation of inputs. May be called from any thread.
+
+        Args:
+            rows: Row of each input.
+            unknown_id: Id of the unknown token; None: the vocabulary has none.
+        """
+        unknown = truncated = 0
+        for row in rows:
+            self._input_tokens.observe(len(row.ids))
+            truncated += row.truncated
+            if unknown_id is not None:
+                unknown += row.ids.count(unknown_id)
+        # Both are mostly 0, and every increment takes a lock.
+        if unknown:
+            self._unknown_tokens.inc(unknown)
+        if truncated:
+            self._truncated_inputs.inc(truncated)
 
     def add_queue(self, queue: Queue) -> None:
         """Include the queue of a version of the model."""

@@ -231,13 +231,13 @@ class TextTokenizer:
         """Return whether each token continues the word of the token before it."""
         if self._marks_subwords:  # a marked token is longer than its span
             return [
-                token_id != self._unknown_id and len(token) != end - start
+                token_id != self.unknown_id and len(token) != end - start
                 for token_id, token, (start, end) in zip(
                     encoding.ids, encoding.tokens, encoding.offsets, strict=True
                 )
             ]
         return [
-            token_id != self._unknown_id and start > 0 and " " not in text[start - 1 : start + 1]
+            token_id != self.unknown_id and start > 0 and " " not in text[start - 1 : start + 1]
             for token_id, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)
         ]
 
@@ -246,7 +246,8 @@ class TextTokenizer:
         return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
 
     @cached_property
-    def _unknown_id(self) -> int | None:
+    def unknown_id(self) -> int | None:
+        """Token id that stands for what is not in the vocabulary; None: there is none."""
         own = getattr(self._tokenizer.model, "unk_token", None)
         return self._first_id((own,) if own else _UNKNOWN_TOKENS)
 

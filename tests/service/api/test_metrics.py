@@ -8,8 +8,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from tokenizers import Tokenizer
 
-from models.artifact import Artifact
+from models.artifact import TOKENIZER, Artifact
 from service.api.metrics import Metrics
 from service.debug.pipeline.messages import JOB_KINDS
 from service.inference.results.metrics import ModelMetrics
@@ -89,6 +90,44 @@ def test_every_received_input_has_one_outcome(url: str, hold: Path) -> None:
         assert values.get(name, 0) == count
     assert values["vitrine_queue_tokens"] == 0
     assert values["vitrine_oldest_queued_request_age_seconds"] == 0
+
+
+def test_other_script_and_longer_texts_move_the_metrics_of_inputs(
+    url: str, artifact: Artifact
+) -> None:
+    names = [
+        *("input_tokens_count", "input_tokens_sum"),
+        *("unknown_tokens_total", "truncated_inputs_total"),
+    ]
+    tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
+    tokenizer.no_padding()
+    limit = artifact.manifest.max_tokens
+
+    def moved(texts: list[str]) -> list[float]:
+        before = metrics(url)
+        body = {"inputs": texts, "on_overflow": "truncate"}
+        assert httpx2.post(f"{url}/encode", json=body, timeout=PATIENCE_S).status_code == 200
+        after = metrics(url)
+        return [after[f"vitrine_{name}"] - before[f"vitrine_{name}"] for name in names]
+
+    def expected(texts: list[str]) -> list[float]:
+        tokenizer.no_truncation()
+        is_long = [len(encoding.ids) > limit for encoding in tokenizer.encode_batch(texts)]
+        tokenizer.enable_truncation(limit)
+        tokens = [token for each in tokenizer.encode_batch(texts) for token in each.tokens]
+        return [len(texts), len(tokens), tokens.count("[UNK]"), sum(is_long)]
+
+    english = ["The cat sat on the mat.", "Where did the cat sit?"]
+    amharic = ["\u12f5\u1218\u1275 \u1270\u1240\u1218\u1320", *["\u12f5\u1218\u1275 a " * 6] * 9]
+    long = ["rain and sun " * 400, "rain"]
+    usual = moved(english)
+    assert usual == expected(english)
+    assert usual[2:] == [0, 0]
+    foreign = moved(amharic)  # more than are tokenised in the event loop
+    assert foreign == expected(amharic)
+    assert foreign[2] > 0.25 * foreign[1]
+    assert moved(long) == expected(long)
+    assert expected(long)[3] == 1
 
 
 @pytest.mark.parametrize(("longest_s", "last"), [(120.0, "120.0"), (7.5, "7.5"), (900.0, "900.0")])
