@@ -96,8 +96,9 @@ def _show(migration: Migration) -> None:
         table.add_row(name, f"{recall:.4f}", f"{migration.overlaps[name]:.4f}")
     Console().print(table)
     print(
-        f"{migration.queries:,} queries that fitted and chose nothing; the maps are of new queries "
-        f"in the old index, fitted with {migration.pairs:,} documents; chosen: {migration.form}"
+        f"The maps, fitted with {migration.pairs:,} documents, are of new queries, old index. "
+        f"Measured with {migration.queries:,} queries, others than those that chose the form "
+        f"{migration.form!r}."
     )
 
 
