@@ -33,8 +33,8 @@ _RECALL = parse_measures(f"recall@{_DEPTH}")
 # Strengths of the ridge penalty, relative to the mean variance of a dimension.
 _PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _MIN_PAIRS, _MIN_QUERIES = 100, 20
-# A map has at most about half as many numbers as this many pairs: more add little.
-_MAX_PAIRS = 50_000
+# Number of pairs in the source, which is more than it needed.
+_MAX_PAIRS = 20_000
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,8 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
     """
     if old.collection != new.collection:
         raise OptionError(f"{old.folder} is of another collection than {new.folder}")
+    if old.results["ignores_identical_ids"] or new.results["ignores_identical_ids"]:
+        raise OptionError("a map is not measured with --ignore-identical-ids; evaluate without it")
     judgements = {query: own["relevant"] for query, own in new.results["queries"].items()}
     judged = [query for query, own in judgements.items() if own]
     if len(judged) < 2 * _MIN_QUERIES:
@@ -234,18 +236,22 @@ def _ids(own: Evaluated, name: str) -> list[str]:
 
 
 def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
-    """Return the vectors of documents by both models, `(N, W')` and `(N, W)`."""
+    """Return the vectors of documents by both models, `(N, W')` and `(N, W)`.
+
+    Of many documents, they are those of every so many, because neighbours may be of one subject.
+    """
+    step = -(-len(_ids(new, "documents")) // _MAX_PAIRS)
     found = []
     for own in (old, new):
         blocks = Vectors(own.folder / "documents", (), "dense").blocks(4096)
         rows: list[NDArray[np.int64]] = []
         vectors: list[NDArray[np.float32]] = []
         for block in blocks:
-            rows.append(block.column(ROW).to_numpy())
+            own_rows = block.column(ROW).to_numpy()
+            kept = own_rows % step == 0
             column = block.column("embedding")
-            vectors.append(column.flatten().to_numpy().reshape(len(block), -1))
-            if sum(map(len, rows)) >= _MAX_PAIRS:
-                break
+            rows.append(own_rows[kept])
+            vectors.append(column.flatten().to_numpy().reshape(len(block), -1)[kept])
         found.append((np.concatenate(rows), np.concatenate(vectors)))
     (old_rows, old_vectors), (new_rows, new_vectors) = found
     _, a, b = np.intersect1d(old_rows, new_rows, return_indices=True)
