@@ -116,14 +116,16 @@ async def encode(request: Request, state: State) -> Response:
         encoded = await cancel_on_disconnect(request, work)
 
     in_base64 = body.encoding == "base64"
+    headers = {}
+    if body.space is not None:
+        headers["X-Space-Version"] = model.space(body.space).sha256[:12]
     if isinstance(body.output, list):
         results = SeveralResults([encoded[output] for output in outputs])
         serialize = partial(encode_outputs_json, model.name, encoded, in_base64, quantizer)
-        return await respond(request, state, model, results, serialize)
+        return await respond(request, state, model, results, serialize, headers=headers)
     result = encoded[outputs[0]]
-    headers = {"Vary": "Accept"} if isinstance(result, Embeddings) else {}
-    if body.space is not None:
-        headers["X-Space-Version"] = model.space(body.space).sha256[:12]
+    if isinstance(result, Embeddings):
+        headers["Vary"] = "Accept"
     if isinstance(result, Embeddings) and prefers_octets(request):
         headers["X-Shape"] = f"{len(result.vectors)},{quantizer.columns}"
         headers["X-Dtype"] = quantizer.element

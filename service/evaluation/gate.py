@@ -10,7 +10,12 @@ from service.inference.errors import InvalidInput
 COMPARISON = "comparison.json"
 _VERSION = "model version"
 # Settings of a job in which evaluations of two versions may differ.
-_OF_VERSIONS = {_VERSION, "model", "artifact", "--engine", "--precision", "errors", "version"}
+_OF_VERSIONS = {
+    *(_VERSION, "model", "artifact", "--engine", "--precision", "errors", "version"),
+    "input sha256",  # the collection is the same; pairs for a reranker are of other documents
+}
+# Tolerance for rounding of a difference of two means.
+_ROUNDING = 1e-9
 
 
 class MeasureChange(BaseModel):
@@ -58,8 +63,9 @@ def check_evaluation(
     if not versions or any(pair != (served, new) for pair in versions):
         found = {f"{str(old)[:12]} and {str(own)[:12]}" for old, own in versions}
         raise _refused(
-            f"the comparison is of {'; '.join(sorted(found)) or 'one version'}; it must be of the "
-            f"served version and the new one, {served[:12]} and {new[:12]}",
+            f"the comparison is of {'; '.join(sorted(found)) or 'no two versions of --model'}; it "
+            f"must be of the served version and the new one, {served[:12]} and {new[:12]}, with "
+            "the engine and precision of the service",
             "folder",
         )
     if others := [name for name, own in changed.items() if own not in _OF_VERSIONS]:
@@ -70,10 +76,10 @@ def check_evaluation(
         known = ", ".join(comparison.measures) or "none"
         raise _refused(f"the comparison lacks the measure; it has {known}", "measure")
     own = comparison.measures[measure]
-    if not own.difference >= -max_drop:  # NaN is not
+    if not own.difference >= -max_drop - _ROUNDING:  # NaN is not
         raise _refused(
-            f"the new version is worse: the measure is {own.new:.4f}, and {own.old:.4f} with the "
-            f"served version; max_drop is {max_drop:g}",
+            f"the new version is not good enough: the measure changes by {own.difference:+.6f}, "
+            f"from {own.old:.6f} to {own.new:.6f}, and max_drop is {max_drop:g}",
             "max_drop",
         )
     return own

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
@@ -78,6 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _write(migration, options.output, options.space)
     except (OptionError, ArtifactError, OSError) as error:
         return _failed(error, 2)
+    except (pa.ArrowInvalid, KeyError) as error:
+        return _failed(f"an evaluation is incomplete or damaged; repeat it: {error}", 2)
     print(
         f'{options.output} takes "space": "{options.space}", {migration.recall_ratio:.3f} of the '
         "recall of full re-embedding"
@@ -109,7 +112,9 @@ def _write(migration: Migration, output: Path, space: str) -> None:
         ArtifactError: The artifact already has the space.
     """
     artifact = migration.artifact
-    if f"{SPACES}/{space}.json" in artifact.manifest.files:
+    # Files are hard links: an existing one must not be written.
+    taken = {name.lower() for name in artifact.manifest.files}
+    if {f"{SPACES}/{space}{suffix}".lower() for suffix in (".json", ".npy")} & taken:
         raise ArtifactError(f"{artifact.path} already has the space {space}")
     measures = {
         "recall_ratio": migration.recall_ratio,

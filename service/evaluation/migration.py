@@ -125,7 +125,6 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
     pairs = _pairs(old, new)
     if len(pairs[0]) < _MIN_PAIRS:
         raise OptionError(f"{len(pairs[0])} documents have both vectors; a map needs {_MIN_PAIRS}")
-    normalizes = bool(np.allclose(np.linalg.norm(pairs[0], axis=1), 1, atol=1e-3))
     maps = _maps(pairs[1], pairs[0])
     # Queries take turns, so that both halves are of all parts of the collection.
     choosing, measuring = judged[::2], judged[1::2]
@@ -141,7 +140,7 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
     with tempfile.TemporaryDirectory() as name:
         for form, map_ in maps.items():
             folder = Path(name) / form.replace(" ", "-")
-            _write_mapped(new.folder / "queries", folder, map_, normalizes)
+            _write_mapped(new.folder / "queries", folder, map_, artifacts[0].manifest.normalize)
             rankings[form] = search(Vectors(folder, own[1].ids, "dense"), old, spaces[0])
 
     def recalls(queries: Sequence[str]) -> dict[str, float]:
@@ -159,7 +158,7 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
         model=artifacts[0].manifest.name,
         version=job["model version"],
         similarity=spaces[0].kind,
-        normalizes=normalizes,
+        normalizes=artifacts[0].manifest.normalize,
         form=best,
         map=maps[best],
         pairs=len(pairs[0]),
@@ -215,11 +214,12 @@ def _artifact(own: Evaluated) -> Artifact:
         for name, default in _DEFAULTS.items():
             if job[name] != default:
                 raise OptionError(
-                    f"{own.folder} has vectors with {name} {job[name]}; a map needs {default}"
+                    f"{own.folder} has vectors with {name} {job[name]}; evaluate without it"
                 )
     artifact = Artifact.load(Path(jobs[0]["artifact"]))
     engine, precision = jobs[0]["--engine"], jobs[0]["--precision"]
-    if identity_of(artifact, engine, precision) != jobs[0]["model version"]:
+    identity = identity_of(artifact, engine, precision)
+    if any(job["model version"] != identity for job in jobs):
         raise ArtifactError(f"{artifact.path} has another version than {own.folder} by now")
     return artifact
 
@@ -251,7 +251,10 @@ def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
             kept = own_rows % step == 0
             column = block.column("embedding")
             rows.append(own_rows[kept])
-            vectors.append(column.flatten().to_numpy().reshape(len(block), -1)[kept])
+            width = column.type.list_size
+            vectors.append(column.flatten().to_numpy().reshape(len(block), width)[kept])
+        if not rows:
+            raise OptionError(f"no document of {own.folder} has a vector")
         found.append((np.concatenate(rows), np.concatenate(vectors)))
     (old_rows, old_vectors), (new_rows, new_vectors) = found
     _, a, b = np.intersect1d(old_rows, new_rows, return_indices=True)
@@ -265,7 +268,7 @@ def _write_mapped(source: Path, folder: Path, map_: Map, normalizes: bool) -> No
         table = pq.read_table(path, columns=[ROW, "embedding", ERROR]).combine_chunks()
         valid = table.filter(table[ERROR].is_null())
         column = valid["embedding"].combine_chunks()
-        mapped = map_(column.flatten().to_numpy().reshape(len(valid), -1))
+        mapped = map_(column.flatten().to_numpy().reshape(len(valid), column.type.list_size))
         if normalizes:
             mapped /= np.maximum(np.linalg.norm(mapped, axis=1), np.finfo(float).tiny)[:, None]
         flat = pa.array(mapped.astype(np.float32).reshape(-1))

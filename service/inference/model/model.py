@@ -345,7 +345,8 @@ class Model(LoadedModel):
 
         if rules.pool_factor > 1 and "multi" in outputs:
             return await run_pooling(convert_all)
-        is_short = outputs == ("pooled",) or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
+        is_unmapped = outputs == ("pooled",) and target is None
+        is_short = is_unmapped or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
         return convert_all() if is_short else await asyncio.to_thread(convert_all)
 
     def similarity(self, a: VectorsOfTexts, b: VectorsOfTexts) -> Scores:

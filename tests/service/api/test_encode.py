@@ -353,7 +353,8 @@ def test_openapi_document_lists_headers_and_limits(client: TestClient) -> None:
     assert parameters == dict.fromkeys(names, "header")
     headers = encode["responses"]["200"]["headers"]
     assert headers.keys() == {
-        *("Server-Timing", "X-Model-Version", "X-Engine", "X-Shape", "X-Dtype", "X-Request-Id")
+        *("Server-Timing", "X-Model-Version", "X-Space-Version", "X-Engine", "X-Shape", "X-Dtype"),
+        "X-Request-Id",
     }
     assert "Retry-After" in encode["responses"]["429"]["headers"]
     limits = client.get("/info").json()["limits"]

@@ -117,7 +117,9 @@ def test_worse_version_is_refused_and_a_better_one_served_under_load(
     refused = post(client, worse_artifact, compared / "worse", max_drop=0.01)
     assert (refused.status_code, refused.json()["code"]) == (422, "eval")
     assert refused.json()["pointer"] == "/eval/max_drop"
-    assert "the new version is worse" in refused.json()["detail"]
+    assert (
+        "the new version is not good enough: the measure changes by -" in refused.json()["detail"]
+    )
     assert client.get("/info").json()["identity"] == good
     allowed = post(client, worse_artifact, compared / "worse", max_drop=1)
     assert allowed.status_code == 200, allowed.text
@@ -154,7 +156,7 @@ def test_other_measures_are_named(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "the comparison is of one version; it must be of the served version and the new one"),
+        ({}, "the comparison is of no two versions of --model; it must be of the served version"),
         ({"documents: model version": ["a", "b"]}, "the comparison is of a and b; "),
         ({"queries: model version": ["served", "b"]}, "it must be of the served version"),
         (

@@ -122,6 +122,11 @@ def test_vectors_of_queries_are_mapped(client: TestClient, migrated: Artifact) -
     assert described["measures"]["recall_ratio"] < 1
     again = client.post("/encode", json={"inputs": TEXTS})
     assert again.json()["embeddings"] == own.json()["embeddings"]
+    body = {"inputs": TEXTS, "space": "v1", "output": ["pooled"]}
+    several = client.post("/encode", json=body)
+    pooled = several.json()["outputs"]["pooled"]["embeddings"]
+    np.testing.assert_allclose(pooled, expected, atol=1e-6)
+    assert several.headers["X-Space-Version"] == described["sha256"][:12]
     octets = client.post(
         "/encode",
         json={"inputs": TEXTS, "space": "v1"},
@@ -207,13 +212,36 @@ def test_evaluations_that_do_not_fit_together_are_refused(
     for old, own, message in (
         (str(tmp_path / "few"), new, "is of another collection than"),
         (str(tmp_path / "few"), str(tmp_path / "few"), "0 queries have judgements"),
-        (str(tmp_path / "cut"), new, "has vectors with --dimensions 8; a map needs None"),
+        (str(tmp_path / "cut"), new, "has vectors with --dimensions 8; evaluate without it"),
         (str(tmp_path), new, "has no finished evaluation"),
     ):
         assert migrate(evaluations, tmp_path / "out", old=old, new=own) == 2
         assert message in capsys.readouterr().err
     assert main([str(tmp_path / "out"), "--old", new, "--new", new, "--space", "a/b"]) == 2
     assert "--space must have 1 to 64 letters" in capsys.readouterr().err
+
+
+def test_second_space_of_a_model_without_unit_length(migrated: Artifact, tmp_path: Path) -> None:
+    folder = tmp_path / "artifact"
+    shutil.copytree(migrated.path, folder)
+    edit_json(folder / "spaces" / "v1.json", normalizes=False)
+    for suffix in ("json", "npy"):
+        shutil.copy(migrated.path / "spaces" / f"v1.{suffix}", folder / "spaces" / f"v0.{suffix}")
+    list_files(folder)
+    with vitrine.SyncModel(folder) as model:
+        own, *found = (model.encode(TEXTS, space=name).vectors for name in (None, "v0", "v1"))
+    table = np.load(folder / "spaces" / "v1.npy")
+    expected = own @ table[:, :-1].T + table[:, -1]
+    np.testing.assert_allclose(found[1], expected, atol=1e-6)
+    np.testing.assert_allclose(found[0], mapped(migrated, own), atol=1e-6)
+    assert np.abs(np.linalg.norm(expected, axis=1) - 1).max() > 0.01
+
+
+def list_files(folder: Path) -> None:
+    """List the files of an artifact in its manifest again."""
+    manifest = json.loads((folder / MANIFEST).read_text())
+    files = {name: digest for name, digest in hashes(folder).items() if name != MANIFEST}
+    (folder / MANIFEST).write_text(json.dumps(manifest | {"files": files}))
 
 
 @pytest.mark.parametrize("damage", ["columns", "nan", "bytes", "field"])
@@ -231,8 +259,6 @@ def test_damaged_map_stops_the_model(migrated: Artifact, tmp_path: Path, damage:
             table.write_bytes(b"none")
         case "field":
             edit_json(folder / "spaces" / "v1.json", version="none")
-    manifest = json.loads((folder / MANIFEST).read_text())
-    files = {name: digest for name, digest in hashes(folder).items() if name != MANIFEST}
-    (folder / MANIFEST).write_text(json.dumps(manifest | {"files": files}))
+    list_files(folder)
     with pytest.raises(ArtifactError, match="spaces/v1"):
         read_spaces(Artifact.load(folder))
