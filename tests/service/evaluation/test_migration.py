@@ -18,9 +18,11 @@ from models.artifact import MANIFEST, Artifact, ArtifactError, hashes
 from models.identity import identity_of
 from models.spaces import read_spaces
 from service.app import create_app
+from service.evaluation import migration
 from service.evaluation.command_line import main as evaluate
+from service.evaluation.comparison import read_evaluation
 from service.evaluation.migrate_command import main
-from service.evaluation.migration import _maps
+from service.evaluation.migration import FULL, OLD, _maps, fit
 from service.inference.errors import InvalidInput
 from service.settings import CacheSettings, ModelSettings, Settings
 from tests.models.checkpoints import edit_json
@@ -221,16 +223,58 @@ def test_evaluations_that_do_not_fit_together_are_refused(
     assert "--space must have 1 to 64 letters" in capsys.readouterr().err
 
 
+def test_documents_of_the_whole_collection_are_fitted(
+    evaluations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(migration, "_MAX_PAIRS", 50)
+    monkeypatch.setattr(migration, "_MIN_PAIRS", 40)
+    old, new = (read_evaluation(evaluations / name) for name in ("old", "new"))
+    rows = migration._pairs(old, new)[1]
+    monkeypatch.undo()
+    np.testing.assert_array_equal(rows, migration._pairs(old, new)[1][::3])
+
+
+def test_overlap_is_with_full_re_embedding(evaluations: Path) -> None:
+    result = fit(read_evaluation(evaluations / "old"), read_evaluation(evaluations / "new"))
+    assert result.overlaps[FULL] == 1
+    assert result.overlaps[OLD] < 1
+
+
+def test_evaluation_of_another_version_of_the_artifact_is_refused(
+    evaluations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(evaluations / "new", tmp_path / "new")
+    results = json.loads((tmp_path / "new" / "results.json").read_text())
+    for job in results["jobs"].values():
+        job["model version"] = "0" * 64
+    edit_json(tmp_path / "new" / "results.json", jobs=results["jobs"])
+    assert migrate(evaluations, tmp_path / "out", new=str(tmp_path / "new")) == 2
+    assert "has another version than" in capsys.readouterr().err
+
+
+def test_space_of_the_artifact_is_not_replaced(
+    evaluations: Path, migrated: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = str(evaluations / "texts.jsonl")
+    shared = ["--corpus", texts, "--queries", texts, "--qrels", str(evaluations / "qrels.txt")]
+    assert evaluate([str(tmp_path / "new"), *shared, "--model", str(migrated.path)]) == 0
+    again = migrate(evaluations, tmp_path / "out", "--min-recall", "0", new=str(tmp_path / "new"))
+    assert again == 2
+    assert "already has the space v1" in capsys.readouterr().err
+
+
 def test_second_space_of_a_model_without_unit_length(migrated: Artifact, tmp_path: Path) -> None:
     folder = tmp_path / "artifact"
     shutil.copytree(migrated.path, folder)
     edit_json(folder / "spaces" / "v1.json", normalizes=False)
     for suffix in ("json", "npy"):
         shutil.copy(migrated.path / "spaces" / f"v1.{suffix}", folder / "spaces" / f"v0.{suffix}")
+    table = np.load(folder / "spaces" / "v1.npy")
+    table[:, -1] = np.linspace(-1, 1, len(table))
+    np.save(folder / "spaces" / "v1.npy", table)
     list_files(folder)
     with vitrine.SyncModel(folder) as model:
         own, *found = (model.encode(TEXTS, space=name).vectors for name in (None, "v0", "v1"))
-    table = np.load(folder / "spaces" / "v1.npy")
     expected = own @ table[:, :-1].T + table[:, -1]
     np.testing.assert_allclose(found[1], expected, atol=1e-6)
     np.testing.assert_allclose(found[0], mapped(migrated, own), atol=1e-6)
