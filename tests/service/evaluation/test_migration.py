@@ -21,8 +21,9 @@ from service.app import create_app
 from service.evaluation import migration
 from service.evaluation.command_line import main as evaluate
 from service.evaluation.comparison import read_evaluation
+from service.evaluation.measures import measure
 from service.evaluation.migrate_command import main
-from service.evaluation.migration import FULL, OLD, _maps, fit
+from service.evaluation.migration import FULL, OLD, Map, _maps, fit
 from service.inference.errors import InvalidInput
 from service.settings import CacheSettings, ModelSettings, Settings
 from tests.models.checkpoints import edit_json
@@ -232,6 +233,37 @@ def test_documents_of_the_whole_collection_are_fitted(
     rows = migration._pairs(old, new)[1]
     monkeypatch.undo()
     np.testing.assert_array_equal(rows, migration._pairs(old, new)[1][::3])
+
+
+@pytest.mark.parametrize("signs", [(1, -1), (-1, 1)])
+def test_form_with_the_highest_recall_is_chosen(
+    evaluations: Path, monkeypatch: pytest.MonkeyPatch, signs: tuple[int, int]
+) -> None:
+    def maps(x: Any, _y: Any) -> dict[str, Map]:  # noqa: ANN401
+        width = x.shape[1]
+        return {str(sign): Map(sign * np.eye(width), np.zeros(width)) for sign in signs}
+
+    monkeypatch.setattr(migration, "_maps", maps)
+    new = read_evaluation(evaluations / "new")
+    result = fit(new, new)
+    assert result.form == "1"
+    assert result.recalls["1"] == result.recalls[FULL] > result.recalls["-1"]
+
+
+def test_queries_that_choose_the_form_do_not_measure_it(
+    evaluations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: set[frozenset[str]] = set()
+
+    def spy(measures: Any, judgements: Any, rankings: Any) -> Any:  # noqa: ANN401
+        measured.add(frozenset(judgements))
+        return measure(measures, judgements, rankings)
+
+    monkeypatch.setattr(migration, "measure", spy)
+    result = fit(read_evaluation(evaluations / "old"), read_evaluation(evaluations / "new"))
+    choosing, measuring = measured
+    assert not choosing & measuring
+    assert (len(choosing), len(measuring), result.queries) == (60, 60, 60)
 
 
 def test_overlap_is_with_full_re_embedding(evaluations: Path) -> None:
