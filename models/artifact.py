@@ -28,7 +28,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
@@ -75,6 +75,8 @@ _Tokens = Annotated[int, within(1, 2**20)]
 _Name = Annotated[str, length(1, 256)]
 _Text = Annotated[str, length(0, 2**16)]
 _Sha256 = Annotated[str, form("[0-9a-f]{64}", "with a SHA-256 in hexadecimal")]
+# Part of the names of files.
+_SpaceName = Annotated[str, form("[A-Za-z0-9_-]{1,64}", "of letters, digits and _-")]
 # Names of measures are labels of metrics, and part of the header X-Engine.
 _Measure = Annotated[str, form("[A-Za-z0-9_.-]{1,64}", "of letters, digits and _.-")]
 _Pooling = Annotated[
@@ -328,6 +330,8 @@ class Manifest:
         spans: Rules for rows with labels; None: rows have none.
         has_experts: Whether a router chooses the experts that compute a token. Such a model runs in
             float32 only.
+        spaces: Identity of the model in whose space each map of `models.spaces` ends, by the name
+            of the space.
     """
 
     name: _Text
@@ -360,6 +364,7 @@ class Manifest:
     pair_template: PairTemplate | None = None
     spans: SpanRules | None = None
     has_experts: bool = False
+    spaces: Annotated[Mapping[_SpaceName, _Sha256], length(0, 64)] = field(default_factory=dict)
 
     @property
     def is_static(self) -> bool:

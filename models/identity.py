@@ -23,6 +23,7 @@ EXCLUDED_FIELDS = {
     "weights_sha256": "the weights of the graph are part of it",
     "versions": "the files that the libraries wrote are part of it",
     "has_experts": "the graph, which has them, is part of it",
+    "spaces": "maps of finished vectors, which responses name by their own hash",
 }
 # Fields of the engine's graph that determine no result, and why. Other graphs are no part at all.
 EXCLUDED_GRAPH_FIELDS = {

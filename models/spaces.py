@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from models.artifact import SPACES, Artifact, ArtifactError, SimilarityName
 from models.json_reader import parse_json
 from models.printable import reason_of
-from models.typed_json import Number, form, length, read_dataclass, within
+from models.typed_json import Number, length, read_dataclass, within
 
 Vectors = NDArray[np.float32]
 
@@ -34,7 +34,6 @@ class SpaceInfo:
 
     Attributes:
         model: Name of the model.
-        version: Identity of the model.
         similarity: How its vectors are compared.
         normalizes: Whether mapped vectors are scaled to unit length, as its own are.
         form: How the map was fitted; see `service.evaluation.migration`.
@@ -44,7 +43,6 @@ class SpaceInfo:
     """
 
     model: Annotated[str, length(1, 256)]
-    version: Annotated[str, form("[0-9a-f]{64}", "with a SHA-256 in hexadecimal")]
     similarity: SimilarityName
     normalizes: bool
     form: Annotated[str, length(1, 64)]
@@ -59,12 +57,14 @@ class Space:
 
     Attributes:
         info: The other model.
+        version: Its identity.
         matrix: Matrix `(W', W)`.
         constant: Constant term, `(W',)`.
         sha256: SHA-256 of the map.
     """
 
     info: SpaceInfo
+    version: str
     matrix: Vectors
     constant: Vectors
     sha256: str
@@ -90,15 +90,13 @@ def read_spaces(artifact: Artifact) -> dict[str, Space]:
     Raises:
         ArtifactError: A file was changed since it was written, or is invalid.
     """
-    paths = [Path(name) for name in artifact.manifest.files if name.startswith(f"{SPACES}/")]
-    names = sorted({path.stem for path in paths if path.suffix == ".json"})
-    return {name: _read(artifact, name) for name in names}
+    return {name: _read(artifact, name) for name in artifact.manifest.spaces}
 
 
 def write_space(
     folder: Path, name: str, info: SpaceInfo, matrix: NDArray[Any], constant: NDArray[Any]
 ) -> None:
-    """Write a map to the folder of an artifact, whose manifest must then list its files."""
+    """Write a map to the folder of an artifact, whose manifest must then list it and its files."""
     (folder / SPACES).mkdir(exist_ok=True)
     (folder / SPACES / f"{name}.json").write_text(
         json.dumps(asdict(info), indent=2) + "\n", "utf-8"
@@ -125,4 +123,5 @@ def _read(artifact: Artifact, name: str) -> Space:
     if not np.isfinite(map_).all():
         raise ArtifactError(f"{table} has an infinity or a NaN")
     matrix, constant = np.ascontiguousarray(map_[:, :-1]), map_[:, -1].copy()
-    return Space(info, matrix, constant, artifact.manifest.files[table])
+    version, digest = artifact.manifest.spaces[name], artifact.manifest.files[table]
+    return Space(info, version, matrix, constant, digest)

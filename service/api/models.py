@@ -265,7 +265,7 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
 def _space(own: Space) -> SpaceDescription:
     known = asdict(own.info)
     del known["normalizes"]
-    return SpaceDescription(**known, dimensions=own.width, sha256=own.sha256)
+    return SpaceDescription(**known, version=own.version, dimensions=own.width, sha256=own.sha256)
 
 
 def _quality(model: Model) -> QualityInfo | None:

@@ -84,8 +84,8 @@ async def encode(request: Request, state: State) -> Response:
     _check_fields(body, outputs)
     quantizer = Quantizer("float32", body.dimensions or body.truncate_dim or model.width, None)
     if body.space is not None:
-        is_coded = body.output_dtype != "float32" or None
-        refuse_with_space(output_dtype=is_coded, chunking=body.chunking)
+        output_dtype = None if body.output_dtype == "float32" else body.output_dtype
+        refuse_with_space(output_dtype=output_dtype, chunking=body.chunking)
         quantizer = Quantizer("float32", model.space(body.space).width, None)
     if body.output_dtype != "float32":
         quantizer = model.quantizer(

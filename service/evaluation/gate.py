@@ -10,7 +10,7 @@ from service.inference.errors import InvalidInput
 COMPARISON = "comparison.json"
 _VERSION = "model version"
 # Settings of a job in which evaluations of two versions may differ.
-_OF_VERSIONS = {
+_VERSION_SETTINGS = {
     *(_VERSION, "model", "artifact", "--engine", "--precision", "errors", "version"),
     "input sha256",  # the collection is the same; pairs for a reranker are of other documents
 }
@@ -61,14 +61,14 @@ def check_evaluation(
     changed = {name: name.partition(": ")[2] for name in comparison.settings}  # without the job
     versions = [comparison.settings[name] for name in changed if changed[name] == _VERSION]
     if not versions or any(pair != (served, new) for pair in versions):
-        found = {f"{str(old)[:12]} and {str(own)[:12]}" for old, own in versions}
+        compared = {f"{str(old)[:12]} and {str(own)[:12]}" for old, own in versions}
         raise _refused(
-            f"the comparison is of {'; '.join(sorted(found)) or 'no two versions of --model'}; it "
-            f"must be of the served version and the new one, {served[:12]} and {new[:12]}, with "
+            f"the comparison is of {'; '.join(sorted(compared)) or 'no two versions of --model'}; "
+            f"it must be of the served version and the new one, {served[:12]} and {new[:12]}, with "
             "the engine and precision of the service",
             "folder",
         )
-    if others := [name for name, own in changed.items() if own not in _OF_VERSIONS]:
+    if others := [name for name, own in changed.items() if own not in _VERSION_SETTINGS]:
         raise _refused(
             f"the two evaluations differ in more than the version: {', '.join(others)}", "folder"
         )

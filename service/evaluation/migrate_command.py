@@ -12,13 +12,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from models.artifact import (
-    SPACES,
-    ArtifactError,
-    hashes,
-    write_manifest,
-    writing,
-)
+from models.artifact import SPACES, ArtifactError, hashes, write_manifest, writing
 from models.printable import printable
 from models.spaces import NAME_RULE, SpaceInfo, is_name, write_space
 from service.bulk.options import OptionError
@@ -106,15 +100,14 @@ def _show(migration: Migration) -> None:
 
 
 def _write(migration: Migration, output: Path, space: str) -> None:
-    """Write the new model's artifact with the space, its other files being hard links.
+    """Write the new model's artifact with the space; its other files are hard links.
 
     Raises:
         ArtifactError: The artifact already has the space.
     """
     artifact = migration.artifact
-    # Files are hard links: an existing one must not be written.
-    taken = {name.lower() for name in artifact.manifest.files}
-    if {f"{SPACES}/{space}{suffix}".lower() for suffix in (".json", ".npy")} & taken:
+    # Files are hard links, and some file systems ignore case.
+    if space.lower() in map(str.lower, artifact.manifest.spaces):
         raise ArtifactError(f"{artifact.path} already has the space {space}")
     measures = {
         "recall_ratio": migration.recall_ratio,
@@ -123,7 +116,6 @@ def _write(migration: Migration, output: Path, space: str) -> None:
     }
     info = SpaceInfo(
         model=migration.model,
-        version=migration.version,
         similarity=migration.similarity,
         normalizes=migration.normalizes,
         form=migration.form,
@@ -137,8 +129,9 @@ def _write(migration: Migration, output: Path, space: str) -> None:
             _link(artifact.verify(name), folder / name)
         write_space(folder, space, info, migration.map.matrix, migration.map.constant)
         files = {f"{SPACES}/{own}": digest for own, digest in hashes(folder / SPACES).items()}
-        manifest = replace(artifact.manifest, files={**artifact.manifest.files, **files})
-        write_manifest(folder, manifest)
+        manifest = artifact.manifest
+        spaces = {**manifest.spaces, space: migration.version}
+        write_manifest(folder, replace(manifest, files={**manifest.files, **files}, spaces=spaces))
 
 
 def _link(source: Path, target: Path) -> None:

@@ -33,7 +33,7 @@ _RECALL = parse_measures(f"recall@{_DEPTH}")
 # Strengths of the ridge penalty, relative to the mean variance of a dimension.
 _PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _MIN_PAIRS, _MIN_QUERIES = 100, 20
-# Number of pairs in the source, which is more than it needed.
+# Maximum number of pairs; the source has as many.
 _MAX_PAIRS = 20_000
 
 
@@ -133,21 +133,21 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
         documents = Vectors(index.folder / "documents", _ids(index, "documents"), "dense")
         return rank(queries, documents, similarity, _DEPTH)
 
-    own = [Vectors(e.folder / "queries", _ids(e, "queries"), "dense") for e in (old, new)]
-    rankings = {FULL: search(own[1], new, spaces[1]), OLD: search(own[0], old, spaces[0])}
+    queries = [Vectors(e.folder / "queries", _ids(e, "queries"), "dense") for e in (old, new)]
+    rankings = {FULL: search(queries[1], new, spaces[1]), OLD: search(queries[0], old, spaces[0])}
     if pairs[0].shape[1] == pairs[1].shape[1]:
-        rankings[UNMAPPED] = search(own[1], old, spaces[0])
+        rankings[UNMAPPED] = search(queries[1], old, spaces[0])
     with tempfile.TemporaryDirectory() as name:
         for form, map_ in maps.items():
             folder = Path(name) / form.replace(" ", "-")
             _write_mapped(new.folder / "queries", folder, map_, artifacts[0].manifest.normalize)
-            rankings[form] = search(Vectors(folder, own[1].ids, "dense"), old, spaces[0])
+            rankings[form] = search(Vectors(folder, queries[1].ids, "dense"), old, spaces[0])
 
-    def recalls(queries: Sequence[str]) -> dict[str, float]:
-        some = {query: judgements[query] for query in queries}
+    def recalls(half: Sequence[str]) -> dict[str, float]:
+        some = {query: judgements[query] for query in half}
         return {
-            name: means(measure(_RECALL, some, _of(queries, found)))[str(_RECALL[0])]
-            for name, found in rankings.items()
+            name: means(measure(_RECALL, some, _select(half, ranking)))[str(_RECALL[0])]
+            for name, ranking in rankings.items()
         }
 
     chosen = recalls(choosing)
@@ -238,7 +238,8 @@ def _ids(own: Evaluated, name: str) -> list[str]:
 def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
     """Return the vectors of documents by both models, `(N, W')` and `(N, W)`.
 
-    Of many documents, they are those of every so many, because neighbours may be of one subject.
+    Of more than `_MAX_PAIRS` documents, it takes one in `step`, because neighbours in a collection
+    are often of one subject.
     """
     step = -(-len(_ids(new, "documents")) // _MAX_PAIRS)
     found = []
@@ -277,7 +278,7 @@ def _write_mapped(source: Path, folder: Path, map_: Map, normalizes: bool) -> No
         pq.write_table(written, folder / path.name)
 
 
-def _of(queries: Sequence[str], rankings: Rankings) -> Rankings:
+def _select(queries: Sequence[str], rankings: Rankings) -> Rankings:
     return {query: rankings[query] for query in queries if query in rankings}
 
 

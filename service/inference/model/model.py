@@ -293,9 +293,10 @@ class Model(LoadedModel):
             with_offsets=with_offsets,
         )
         self._check_dimensions(dimensions, truncate_dim)
-        target = None if space is None else self.space(space)
-        if target is not None:
+        target = None
+        if space is not None:
             refuse_with_space(dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize)
+            target = self.space(space, outputs)
         outputs = tuple(dict.fromkeys(outputs))
         items = input_list(inputs)
         rules = self.tokenizer.rules(call.prompt_name)

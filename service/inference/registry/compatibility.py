@@ -23,7 +23,8 @@ def incompatibilities(old: Manifest, new: Manifest) -> list[str]:
     """Return the differences that would break clients, each as a phrase with both values.
 
     Indexes have vectors of the old width and compare them by the old similarity. Thresholds are for
-    scores after the old activation, and labels are compared by name. Further outputs break nothing.
+    scores after the old activation, and labels are compared by name. An old index is searched by
+    the name of its model's space. Further outputs and spaces break nothing.
     """
     differences = []
     if old.outputs[0] != new.outputs[0] or not {*old.outputs} <= {*new.outputs}:
@@ -34,6 +35,10 @@ def incompatibilities(old: Manifest, new: Manifest) -> list[str]:
         for name in ("width", "similarity", "activation")
         if getattr(old, name) != getattr(new, name)
     ]
+    for name, version in old.spaces.items():
+        if new.spaces.get(name) != version:
+            other = new.spaces.get(name, "")[:12] or "none"
+            differences.append(f"the model {other} in place of {version[:12]} as space {name}")
     if len(old.labels) != len(new.labels):
         differences.append(f"{len(new.labels)} labels in place of {len(old.labels)}")
     elif old.labels != new.labels:

@@ -398,12 +398,15 @@ class LoadedModel:
         except ExecutorFull:
             raise self._queue_full_error() from None
 
-    def space(self, name: str) -> Space:
+    def space(self, name: str, outputs: Sequence[str] = ("pooled",)) -> Space:
         """Return the map into a space; see `Model.encode`.
 
         Raises:
-            InvalidInput: The model has no space of this name; the message has those that it has.
+            InvalidInput: The model has no space of this name; the message has those that it has. Or
+                no output is "pooled".
         """
+        if "pooled" not in outputs:
+            raise InvalidInput("space applies to the output pooled alone", pointer="/space")
         if name not in self.spaces:
             known = ", ".join(self.spaces) or "none; vitrine migrate adds them"
             raise InvalidInput(f"unknown space; the model has {known}", pointer="/space")

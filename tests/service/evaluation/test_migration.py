@@ -165,6 +165,8 @@ def test_python_maps_too_and_names_the_spaces(migrated: Artifact, small_artifact
     with vitrine.SyncModel(migrated.path) as model:
         expected = mapped(migrated, model.encode(TEXTS).vectors)
         np.testing.assert_allclose(model.encode(TEXTS, space="v1").vectors, expected, atol=1e-6)
+        with pytest.raises(InvalidInput, match="space applies to the output pooled alone"):
+            model.encode_outputs(TEXTS, ("tokens",), space="v1")
         with pytest.raises(InvalidInput, match="space must be the name of a space"):
             model.encode(TEXTS, space=1)  # type: ignore[arg-type]
     with (
@@ -299,6 +301,8 @@ def test_second_space_of_a_model_without_unit_length(migrated: Artifact, tmp_pat
     folder = tmp_path / "artifact"
     shutil.copytree(migrated.path, folder)
     edit_json(folder / "spaces" / "v1.json", normalizes=False)
+    manifest = Artifact.load(migrated.path).manifest
+    edit_json(folder / MANIFEST, spaces={"v0": "0" * 64, **manifest.spaces})
     for suffix in ("json", "npy"):
         shutil.copy(migrated.path / "spaces" / f"v1.{suffix}", folder / "spaces" / f"v0.{suffix}")
     table = np.load(folder / "spaces" / "v1.npy")
@@ -334,7 +338,7 @@ def test_damaged_map_stops_the_model(migrated: Artifact, tmp_path: Path, damage:
         case "bytes":
             table.write_bytes(b"none")
         case "field":
-            edit_json(folder / "spaces" / "v1.json", version="none")
+            edit_json(folder / "spaces" / "v1.json", similarity="none")
     list_files(folder)
     with pytest.raises(ArtifactError, match="spaces/v1"):
         read_spaces(Artifact.load(folder))

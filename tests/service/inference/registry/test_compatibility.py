@@ -31,6 +31,7 @@ def manifest(**fields: Any) -> Manifest:  # noqa: ANN401 - those of a manifest
         "similarity": "cosine",
         "labels": (),
         "activation": "identity",
+        "spaces": {},
     }
     rest = dict.fromkeys(Manifest.__dataclass_fields__.keys() - own.keys(), None)
     return Manifest(**{**rest, **own, **fields})
@@ -48,6 +49,12 @@ def manifest(**fields: Any) -> Manifest:  # noqa: ANN401 - those of a manifest
         ({"labels": ("a", "b")}, {"labels": ("a", "c")}, "the label 'c' in place of 'b'"),
         ({"labels": ("a", "b")}, {"labels": ("a",)}, "1 labels in place of 2"),
         ({"activation": "sigmoid"}, {}, "the activation identity in place of sigmoid"),
+        ({"spaces": {"v": "a" * 64}}, {}, "the model none in place of aaaaaaaaaaaa as space v"),
+        (
+            {"spaces": {"v": "a" * 64}},
+            {"spaces": {"v": "b" * 64}},
+            "the model bbbbbbbbbbbb in place of aaaaaaaaaaaa as space v",
+        ),
     ],
 )
 def test_difference_names_both_values(
@@ -59,6 +66,7 @@ def test_difference_names_both_values(
 
 def test_other_settings_and_further_outputs_are_compatible() -> None:
     changes = {"outputs": ("pooled", "tokens", "weights"), "normalize": True, "prompts": {"a": "b"}}
+    changes["spaces"] = {"v": "a" * 64}
     assert incompatibilities(manifest(), manifest(**changes)) == []
     named = manifest(labels=("a", "b"))
     assert incompatibilities(named, replace(named, max_tokens=9, vocab_size=7)) == []
@@ -70,6 +78,7 @@ CHANGES: dict[str, list[Any]] = {
     "similarity": ["cosine", "dot", None],
     "labels": [(), ("a",), ("a", "b"), ("b", "a")],
     "activation": ["identity", "softmax"],
+    "spaces": [{"v": "a" * 64}, {"v": "b" * 64}],
 }
 MANIFESTS = st.fixed_dictionaries({name: st.sampled_from(v) for name, v in CHANGES.items()})
 
