@@ -93,8 +93,8 @@ def _show(migration: Migration) -> None:
         table.add_row(name, f"{recall:.4f}", f"{migration.overlaps[name]:.4f}")
     Console().print(table)
     print(
-        f"The maps, fitted with {migration.pairs:,} documents, are of new queries, old index. "
-        f"Measured with {migration.queries:,} queries, others than those that chose the form "
+        f"Maps were fitted with {migration.pairs:,} documents, and search the old index with new "
+        f"queries. The table is of {migration.queries:,} queries, others than those that chose "
         f"{migration.form!r}."
     )
 
