@@ -97,6 +97,12 @@ def strike(page: Browser, word: str) -> None:
     next(found for found in words if found.text == word).click()
 
 
+def edit(page: Browser, side: str, text: str) -> None:
+    """Type an edited text, and wait for its result: earlier ones are of what was typed so far."""
+    type_text(page, f"edited-{side}", text)
+    until(lambda: f"With “{text}”:" in find(page, "#whatif .outcome").get_property("textContent"))
+
+
 def second_opinion(page: Browser) -> str:
     """Wait until the gradients of the explanation are there, and return their text."""
     until(lambda: find(page, ".second").get_attribute("aria-busy") == "false")

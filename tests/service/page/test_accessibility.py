@@ -11,6 +11,7 @@ from selenium.webdriver.support.ui import Select
 
 from tests.service.page.browsing import (
     Browser,
+    edit,
     find,
     open_details,
     open_page,
@@ -140,8 +141,7 @@ def test_layernorm_with_a_wrong_operator_has_no_violations(browser: Browser, url
 
 def test_problems_and_old_results_have_no_violations(browser: Browser, url: str) -> None:
     page = open_page(browser, f"{url}/debug#tab=explain&run=1")
-    type_text(page, "edited-b", "A dog ran.")
-    until(lambda: "Difference" in find(page, "#whatif").text)
+    edit(page, "b", "A dog ran.")
     type_text(page, "a", " ")
     show(page, "attribute")
     until(lambda: find(page, "#attribute .cost.failed").is_displayed())

@@ -20,6 +20,7 @@ from tests.service.page.browsing import (
     Browser,
     Json,
     cells,
+    edit,
     find,
     number,
     open_details,
@@ -29,7 +30,6 @@ from tests.service.page.browsing import (
     shows,
     strike,
     texts,
-    type_text,
     until,
 )
 from tests.serving import serving
@@ -356,15 +356,10 @@ def test_sum_of_several_struck_words_is_said_to_be_inexact(
 @pytest.mark.parametrize("edited", ["A dog ran.", " "])
 def test_edited_text_moves_the_similarity(browser: Browser, plain_url: str, edited: str) -> None:
     page = opened(browser, plain_url, "embedding")
-    type_text(page, "edited-b", edited)
-    until(lambda: texts(page, "#whatif td"))
+    edit(page, "b", edited)
     (expected,) = scored(plain_url, "embedding", CAT, edited)["scores"]
-    until(
-        lambda: (
-            float(cells(page, "Result of the served model")[0][2])
-            == pytest.approx(expected, abs=TOLERANCE)
-        )
-    )
+    ((_, _, after, _),) = cells(page, "Result of the served model")
+    assert float(after) == pytest.approx(expected, abs=TOLERANCE)
 
 
 def test_edited_text_moves_score_rank_and_labels(browser: Browser, plain_url: str) -> None:
@@ -377,8 +372,7 @@ def test_edited_text_moves_score_rank_and_labels(browser: Browser, plain_url: st
     place = "1st of 2" if first >= other else "2nd of 2"
     assert rows["rank of the document"][1] == place
     page = opened(browser, plain_url, "classifier", a="w5 w6 w7")
-    type_text(page, "edited-a", "w5 w6")
-    until(lambda: texts(page, "#whatif td"))
+    edit(page, "a", "w5 w6")
     (after,) = served(plain_url, "classify", model="classifier", inputs=["w5 w6"])["labels"]
     rows = {row[0]: row[1:] for row in cells(page, "Result of the served model")}
     assert rows["predicted label"][1] == after[0]["label"]
