@@ -1,4 +1,4 @@
-"""Quantisation of vectors to bytes and bits, and the calibration of an artifact for it. numpy only.
+"""Quantisation of vectors to bytes and bits, and the calibration of an artifact. numpy only.
 
 The codes equal those of `sentence_transformers.util.quantization.quantize_embeddings`.
 """
@@ -49,7 +49,7 @@ _SIGN = np.uint8(128)
 
 @dataclass(frozen=True)
 class Calibration:
-    """Ranges of an artifact's pooled vectors, and the quality of quantised vectors.
+    """Ranges and mean of an artifact's pooled vectors, and the quality of quantised vectors.
 
     Attributes:
         texts: Number of texts from which the ranges were computed.
@@ -58,12 +58,14 @@ class Calibration:
             method, see `models.export.calibration`.
         ranges: Minimum and maximum of each dimension, `(2, W)`, by width W. They are those of
             vectors that were truncated and then normalised, if the model normalises vectors.
+        mean: Mean of the vectors, each scaled to unit length, `(W,)`, of the model's own width.
     """
 
     texts: int
     evaluated_texts: int
     recall: Mapping[str, float]
     ranges: Mapping[int, Vectors]
+    mean: Vectors
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class _File:
         Mapping[Annotated[str, form("[1-9][0-9]{0,7}", "with a width")], list[list[Float32]]],
         length(0, 1024),
     ]
+    mean: list[Float32]
 
 
 def quantize(vectors: Vectors, dtype: OutputDtype, ranges: Vectors | None = None) -> Codes:
@@ -154,11 +157,14 @@ def read_calibration(artifact: Artifact) -> Calibration | None:
     ranges = {int(width): np.array(own, np.float32) for width, own in content.ranges.items()}
     if artifact.manifest.width not in ranges:
         raise ArtifactError(f"{CALIBRATION} has no ranges of the model's own width")
-    return Calibration(content.texts, content.evaluated_texts, content.recall, ranges)
+    if len(content.mean) != artifact.manifest.width:
+        raise ArtifactError(f"{CALIBRATION}: the mean must have {artifact.manifest.width} numbers")
+    mean = np.array(content.mean, np.float32)
+    return Calibration(content.texts, content.evaluated_texts, content.recall, ranges, mean)
 
 
 def write_calibration(folder: Path, calibration: Calibration) -> None:
     """Write the calibration to calibration.json in `folder`."""
     ranges = {str(width): own.tolist() for width, own in calibration.ranges.items()}
-    text = json.dumps({**asdict(calibration), "ranges": ranges})
+    text = json.dumps({**asdict(calibration), "ranges": ranges, "mean": calibration.mean.tolist()})
     (folder / CALIBRATION).write_text(text + "\n", "utf-8")

@@ -1,8 +1,9 @@
-"""Calibration of an artifact for quantised vectors, and their measured quality.
+"""Calibration of an artifact: ranges for quantised vectors, their measured quality, and the mean.
 
-Every second text gives the minimum and maximum of each dimension. With the other texts, recall@10
-is measured: up to 1,000 of them are queries to all of them, and recall is the share of the 10
-nearest texts by float32 vectors that quantised documents find. Queries are float32, as in
+Every second text gives the minimum and maximum of each dimension, and the mean vector, from which
+the service measures the distance of its inputs. With the other texts, recall@10 is measured: up to
+1,000 of them are queries to all of them, and recall is the share of the 10 nearest texts by float32
+vectors that quantised documents find. Queries are float32, as in
 https://huggingface.co/blog/embedding-quantization. By method:
 
     int8          nearest by dequantised int8 codes
@@ -52,7 +53,7 @@ def distinct(texts: Sequence[str]) -> list[str]:
 
 
 def calibrate(artifact: Artifact, tokenizer: Tokenizer, texts: Sequence[str]) -> Calibration:
-    """Return the ranges of the vectors of texts, and the recall of quantised vectors.
+    """Return the ranges and mean of the vectors of texts, and the recall of quantised vectors.
 
     Texts have the model's default prompt.
 
@@ -77,7 +78,8 @@ def calibrate(artifact: Artifact, tokenizer: Tokenizer, texts: Sequence[str]) ->
     }
     evaluated = _truncated(evaluated, manifest.width, normalize=manifest.normalize)
     recall = measure_recall(evaluated, ranges[manifest.width])
-    return Calibration(len(calibrating), len(evaluated), recall, ranges)
+    mean = unit(calibrating).mean(axis=0)
+    return Calibration(len(calibrating), len(evaluated), recall, ranges, mean)
 
 
 def measure_recall(

@@ -68,9 +68,9 @@ def test_each_alert_has_a_firing_and_a_silent_promtool_test() -> None:
         assert {(rule["alert"], True), (rule["alert"], False)} <= set(tested), rule["alert"]
 
 
-def test_metrics_of_alerts_and_dashboard_are_exposed(client: TestClient) -> None:
-    assert client.post("/encode", json={"inputs": "a text"}).status_code == 200
-    exposed = set(re.findall(r"^(\w+)", client.get("/metrics").text, re.MULTILINE))
+def test_metrics_of_alerts_and_dashboard_are_exposed(calibrated_client: TestClient) -> None:
+    assert calibrated_client.post("/encode", json={"inputs": "a text"}).status_code == 200
+    exposed = set(re.findall(r"^(\w+)", calibrated_client.get("/metrics").text, re.MULTILINE))
     alerts = (PROMETHEUS / "alerts.yml").read_text()
     queried = set(
         re.findall(r"\b(?:vitrine|process)_\w+", alerts + " ".join(expressions().values()))

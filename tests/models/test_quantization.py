@@ -92,6 +92,10 @@ def test_missing_ranges_raise_value_error(dtype: OutputDtype) -> None:
         quantize(random_vectors(2), dtype)
 
 
+# A calibration without the recall and the statistics of vectors.
+COUNTS = {"texts": 1, "evaluated_texts": 1, "recall": {}}
+
+
 def stored(artifact: Artifact, folder: Path, content: object) -> Artifact:
     """The artifact's manifest in `folder`, with a calibration of this content."""
     (folder / CALIBRATION).write_text(json.dumps(content))
@@ -101,12 +105,13 @@ def stored(artifact: Artifact, folder: Path, content: object) -> Artifact:
 
 def test_calibration_is_read_as_it_was_written(small_artifact: Artifact, tmp_path: Path) -> None:
     ranges = {width: ranges_of(random_vectors(9, width)) for width in (8, 32)}
-    calibration = Calibration(600, 500, {"int8": 0.99}, ranges)
+    calibration = Calibration(600, 500, {"int8": 0.99}, ranges, random_vectors(1, 32)[0])
     write_calibration(tmp_path, calibration)
     content = json.loads((tmp_path / CALIBRATION).read_text())
     actual = read_calibration(stored(small_artifact, tmp_path, content))
     assert actual is not None
-    assert replace(actual, ranges={}) == replace(calibration, ranges={})
+    assert (actual.texts, actual.evaluated_texts, actual.recall) == (600, 500, {"int8": 0.99})
+    np.testing.assert_array_equal(actual.mean, calibration.mean)
     assert actual.ranges.keys() == ranges.keys()
     for width, expected in ranges.items():
         np.testing.assert_array_equal(actual.ranges[width], expected)
@@ -121,29 +126,25 @@ def test_artifact_without_calibration_has_none(small_artifact: Artifact) -> None
     [
         ([], "is invalid"),
         ({"texts": 1, "evaluated_texts": 1, "recall": {}}, "is invalid"),
-        ({"texts": 1, "evaluated_texts": 1, "recall": {}, "ranges": {"x": []}}, "is invalid"),
-        ({"texts": 1, "evaluated_texts": 1, "recall": {}, "ranges": {}}, "own width"),
+        ({**COUNTS, "ranges": {"x": []}, "mean": []}, "is invalid"),
+        ({**COUNTS, "ranges": {}, "mean": []}, "own width"),
         (
-            {"texts": 1, "evaluated_texts": 1, "recall": {}, "ranges": {"32": [[0.0], [1.0]]}},
+            {**COUNTS, "ranges": {"32": [[0.0], [1.0]]}, "mean": []},
             "the ranges of width 32 must be 2 lists of 32 numbers",
         ),
         (
-            {
-                "texts": 1,
-                "evaluated_texts": 1,
-                "recall": {},
-                "ranges": {"2": [[0.0, float("nan")], [1.0, 1.0]]},
-            },
+            {**COUNTS, "ranges": {"2": [[0.0, float("nan")], [1.0, 1.0]]}, "mean": []},
             "NaN is not a JSON number",
         ),
         (
-            {"texts": 1, "evaluated_texts": 1, "recall": {}, "ranges": {"1": [[1.0], [0.0]]}},
+            {**COUNTS, "ranges": {"1": [[1.0], [0.0]]}, "mean": []},
             "a minimum of the ranges of width 1 exceeds its maximum",
         ),
         (
-            {"texts": True, "evaluated_texts": 1, "recall": {}, "ranges": {}},
-            "texts must be an integer: True",
+            {**COUNTS, "ranges": {"32": [[0.0] * 32, [1.0] * 32]}, "mean": [0.0] * 31},
+            "the mean must have 32 numbers",
         ),
+        ({**COUNTS, "ranges": {}, "mean": [], "texts": True}, "texts must be an integer: True"),
     ],
 )
 def test_invalid_calibration_raises_artifact_error(

@@ -166,7 +166,8 @@ async def open_model(
                 f"row: {reason_of(error)}"
             ) from error
 
-    run = partial(run_batch, engine, metrics)
+    mean = None if calibration is None else calibration.mean
+    run = partial(run_batch, engine, metrics, mean)
     check = artifact.check()
     # The self-check runs the check inputs once per output and compiled graph.
     check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)

@@ -465,14 +465,27 @@ def _stopped() -> NotReady:
 
 
 def run_batch(
-    engine: Engine, metrics: ModelMetrics, batch: Sequence[BatchItem]
+    engine: Engine, metrics: ModelMetrics, mean: Vectors | None, batch: Sequence[BatchItem]
 ) -> list[RowResults]:
-    """Return the results of each item, from one forward pass of the engine."""
+    """Return the results of each item, from one forward pass of the engine.
+
+    Args:
+        engine: Engine that runs the batch.
+        metrics: Metrics in which the batch is recorded.
+        mean: Mean vector of the model's calibration; None: not calibrated.
+        batch: The items.
+    """
     rows = [item.row for item in batch]
     _link_traces(batch)
     # A set would have no order. A pass computes all outputs of a graph, whatever is requested.
     outputs = tuple(dict.fromkeys(output for item in batch for output in item.outputs))
-    columns = dict(zip(outputs, _run_rows(engine, metrics, rows, outputs), strict=True))
+    results = _run_rows(engine, metrics, rows, outputs)
+    if "pooled" in outputs:
+        metrics.observe_vectors(results[outputs.index("pooled")], mean)
+    columns = {
+        output: _by_row(rows, output, result)
+        for output, result in zip(outputs, results, strict=True)
+    }
     return [
         tuple(columns[output][index] for output in item.outputs) for index, item in enumerate(batch)
     ]
@@ -490,8 +503,8 @@ def _link_traces(batch: Sequence[BatchItem]) -> None:
 
 def _run_rows(
     engine: Engine, metrics: ModelMetrics, rows: Sequence[Row], outputs: Sequence[Output]
-) -> list[Sequence[RowResult]]:
-    """Return the result of each row, for each of the outputs."""
+) -> list[Vectors]:
+    """Return each of the outputs of all rows: `(B, W)`, `(T, W)` or `(P, W)`."""
     has_types = any(row.token_types for row in rows)
     batch = pack(
         [row.ids for row in rows],
@@ -503,13 +516,13 @@ def _run_rows(
         [row.labels for row in rows] if rows[0].words else None,
     )
     with metrics.batch_seconds.time():
-        results = engine.run_outputs(batch, outputs)  # (B, W), (T, W) or (P, W) each
+        results = engine.run_outputs(batch, outputs)
     if not all(np.isfinite(result).all() for result in results):
         raise NotFinite
     metrics.batch_rows.observe(batch.rows)
     metrics.batch_tokens.observe(len(batch.input_ids))
     metrics.padded_tokens.inc(batch.padded_index.size)
-    return [_by_row(rows, *pair) for pair in zip(outputs, results, strict=True)]
+    return results
 
 
 def _by_row(

@@ -3,14 +3,17 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from service.inference.batching.cache import ResultCache
 from service.inference.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded, TooLarge
+from service.inference.results.vectors import Vectors
 from service.inference.tokenizing.rows import Row
 from service.request_trace import TRACE
 
@@ -113,6 +116,21 @@ class InferenceMetrics:
         self.truncated_inputs = Counter(
             "vitrine_truncated_inputs", "Tokenised inputs that were truncated", **options
         )
+        self.vectors = Counter(
+            "vitrine_vectors",
+            "Pooled vectors computed by the engine, not found in the cache",
+            **options,
+        )
+        self.vector_norms = Counter(
+            "vitrine_vector_norms",
+            "Sum of the norms of the computed pooled vectors, before normalisation",
+            **options,
+        )
+        self.mean_distances = Counter(
+            "vitrine_mean_vector_distances",
+            "Sum of 1 - cosine of the computed pooled vectors and the mean vector of --calibrate",
+            **options,
+        )
         self.variants = Counter(
             "vitrine_variants",
             "Variants of texts that were scored for explanations by deletion, by outcome",
@@ -184,6 +202,10 @@ class ModelMetrics:
         self._input_tokens = metrics.input_tokens.labels(model)
         self._unknown_tokens = metrics.unknown_tokens.labels(model)
         self._truncated_inputs = metrics.truncated_inputs.labels(model)
+        self._vectors = metrics.vectors.labels(model)
+        self._vector_norms = metrics.vector_norms.labels(model)
+        # Without a calibration there is no distance: a series of zeros would say that it is 0.
+        self._mean_distances = partial(metrics.mean_distances.labels, model)
         self.variants = {outcome: metrics.variants.labels(model, outcome) for outcome in OUTCOMES}
         self.batch_rows = metrics.batch_rows.labels(model)
         self.batch_tokens = metrics.batch_tokens.labels(model)
@@ -220,6 +242,20 @@ class ModelMetrics:
             self._unknown_tokens.inc(unknown)
         if truncated:
             self._truncated_inputs.inc(truncated)
+
+    def observe_vectors(self, vectors: Vectors, mean: Vectors | None) -> None:
+        """Record the norms and directions of vectors. May be called from any thread.
+
+        Args:
+            vectors: Pooled vectors `(B, W)`, before normalisation.
+            mean: Mean vector `(W,)` of the calibration; None: the model is not calibrated.
+        """
+        norms = np.linalg.norm(vectors, axis=1)
+        self._vectors.inc(len(vectors))
+        self._vector_norms.inc(float(norms.sum()))
+        if mean is not None:
+            scales = np.maximum(norms * np.linalg.norm(mean), np.finfo(np.float32).tiny)
+            self._mean_distances().inc(float(np.maximum(1 - vectors @ mean / scales, 0).sum()))
 
     def add_queue(self, queue: Queue) -> None:
         """Include the queue of a version of the model."""

@@ -32,6 +32,14 @@ def test_ranges_are_those_of_every_second_text_truncated_and_normalized(
     np.testing.assert_allclose(calibration.ranges[width], expected, atol=1e-5)
 
 
+def test_mean_is_that_of_every_second_text_normalized(calibrated_artifact: Artifact) -> None:
+    calibration = read_calibration(calibrated_artifact)
+    assert calibration is not None
+    model = SentenceTransformer(str(calibrated_artifact.path.with_name("model")), device="cpu")
+    expected = unit(model.encode(calibration_texts()[::2])).mean(axis=0)
+    np.testing.assert_allclose(calibration.mean, expected, atol=1e-5)
+
+
 def nearest(scores: Vectors, query: int, count: int) -> list[int]:
     """The documents with the highest scores, without the query."""
     order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))

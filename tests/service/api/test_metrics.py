@@ -7,16 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
+from sentence_transformers import SentenceTransformer
+from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 
 from models.artifact import TOKENIZER, Artifact
+from models.quantization import read_calibration
 from service.api.metrics import Metrics
 from service.debug.pipeline.messages import JOB_KINDS
 from service.inference.results.metrics import ModelMetrics
 from tests.eventually import eventually
 from tests.held_service import held
-from tests.serving import PATIENCE_S, lines_until, metrics, process
+from tests.serving import PATIENCE_S, lines_until, metrics, process, values_of
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -128,6 +132,34 @@ def test_other_script_and_longer_texts_move_the_metrics_of_inputs(
     assert foreign[2] > 0.25 * foreign[1]
     assert moved(long) == expected(long)
     assert expected(long)[3] == 1
+
+
+def test_computed_vectors_are_recorded_by_norm_and_distance_from_the_calibration(
+    calibrated_client: TestClient, calibrated_artifact: Artifact, client: TestClient
+) -> None:
+    names = ["vectors_total", "vector_norms_total", "mean_vector_distances_total"]
+
+    def recorded() -> list[float]:
+        values = values_of(calibrated_client.get("/metrics").text)
+        return [values.get(f"vitrine_{name}", 0.0) for name in names]
+
+    texts = ["The cat sat on the mat.", "rain", "Where did the cat sit, and when?"]
+    before = recorded()
+    body = {"inputs": texts, "normalize": True}
+    assert calibrated_client.post("/encode", json=body).status_code == 200
+    model = SentenceTransformer(str(calibrated_artifact.path.with_name("model")), device="cpu")
+    pooled = model[1](model[0](model.preprocess(texts)))  # before the module Normalize
+    vectors = pooled["sentence_embedding"].double().numpy(force=True)
+    norms = np.linalg.norm(vectors, axis=1)
+    calibration = read_calibration(calibrated_artifact)
+    assert calibration is not None
+    cosines = vectors @ calibration.mean / norms / np.linalg.norm(calibration.mean)
+    expected = [3, norms.sum(), (1 - cosines).sum()]
+    assert np.subtract(recorded(), before) == pytest.approx(expected, abs=1e-4)
+    assert client.post("/encode", json=body).status_code == 200
+    values = values_of(client.get("/metrics").text)  # not calibrated
+    assert values["vitrine_vectors_total"] >= 3
+    assert "vitrine_mean_vector_distances_total" not in values
 
 
 @pytest.mark.parametrize(("longest_s", "last"), [(120.0, "120.0"), (7.5, "7.5"), (900.0, "900.0")])
