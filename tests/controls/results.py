@@ -644,6 +644,13 @@ GUARDS = (
         f"{_T}test_tag_labels.py::test_invalid_requests_name_the_item",
     ),
     Guard(
+        "service/inference/results/metrics.py",
+        "scales = np.maximum(norms * np.linalg.norm(mean)",
+        "scales = np.maximum(np.linalg.norm(mean)",
+        "tests/service/api/test_metrics.py::"
+        "test_computed_vectors_are_recorded_by_norm_and_distance_from_the_calibration",
+    ),
+    Guard(
         "service/inference/tokenizing/labelled_texts.py",
         "missing = max(count, 1) - len(positions)",
         "missing = max(1 - len(positions), 0)",
