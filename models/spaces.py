@@ -36,6 +36,8 @@ class SpaceInfo:
         model: Name of the model.
         similarity: How its vectors are compared.
         normalizes: Whether mapped vectors are scaled to unit length, as its own are.
+        prompt_name: Prompt of the queries with which the map was measured, which queries without
+            one get; None: the default prompt.
         form: How the map was fitted; see `service.evaluation.migration`.
         pairs: Number of texts with whose vectors it was fitted.
         queries: Number of other queries with which it was measured.
@@ -45,6 +47,7 @@ class SpaceInfo:
     model: Annotated[str, length(1, 256)]
     similarity: SimilarityName
     normalizes: bool
+    prompt_name: Annotated[str, length(1, 256)] | None
     form: Annotated[str, length(1, 64)]
     pairs: Annotated[int, within(1, 2**31)]
     queries: Annotated[int, within(1, 2**31)]

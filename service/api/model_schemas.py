@@ -102,6 +102,10 @@ class SpaceDescription(BaseModel):
     version: str = Field(description="Identity of the other model")
     similarity: SimilarityName = Field(description="Similarity of its vectors")
     dimensions: int = Field(description="Width of its vectors")
+    prompt_name: str | None = Field(
+        description="Prompt of queries with `space` and no `prompt_name`, with which the map was "
+        "measured; null: the default prompt"
+    )
     form: str = Field(description="How the map was fitted")
     pairs: int = Field(description="Number of texts with which it was fitted")
     queries: int = Field(description="Number of other queries with which it was measured")

@@ -120,7 +120,8 @@ class EncodeRequest(BaseModel):
     space: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         None,
         description="Space of another model, into which `vitrine migrate` fitted a map: vectors of "
-        "queries for an index of that model, only with output `pooled`; null: the model's own",
+        "queries for an index of that model, only with output `pooled`; their prompt is by default "
+        "that with which the map was measured; null: the model's own space",
     )
     model: ModelName = None
 

@@ -118,6 +118,7 @@ def _write(migration: Migration, output: Path, space: str) -> None:
         model=migration.model,
         similarity=migration.similarity,
         normalizes=migration.normalizes,
+        prompt_name=migration.prompt_name,
         form=migration.form,
         pairs=migration.pairs,
         queries=migration.queries,

@@ -65,6 +65,7 @@ class Migration:
         version: Identity of the old model.
         similarity: Similarity of the old model's vectors.
         normalizes: Whether the old model's vectors have unit length.
+        prompt_name: Name of the prompt of the new model's queries; None: the default prompt.
         form: Name of the form of the map.
         map: The map.
         pairs: Number of documents with whose vectors it was fitted.
@@ -78,6 +79,7 @@ class Migration:
     version: str
     similarity: SimilarityName
     normalizes: bool
+    prompt_name: str | None
     form: str
     map: Map
     pairs: int
@@ -159,6 +161,7 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
         version=job["model version"],
         similarity=spaces[0].kind,
         normalizes=artifacts[0].manifest.normalize,
+        prompt_name=new.results["jobs"]["queries"]["--prompt-name"],
         form=best,
         map=maps[best],
         pairs=len(pairs[0]),

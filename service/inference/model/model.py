@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -101,7 +101,8 @@ class Model(LoadedModel):
             normalize: Whether to scale vectors to unit length; None: the model's own setting.
             space: Name of the space into which to map vectors of queries, in order to search an
                 index of another model; None: that of the model itself. Mapped vectors have the
-                other model's width and length, so it excludes the arguments above.
+                other model's width and length, so it excludes the arguments above. Queries without
+                a prompt get that with which the map was measured.
             options: See `CallArguments`.
 
         Raises:
@@ -297,6 +298,7 @@ class Model(LoadedModel):
         if space is not None:
             refuse_with_space(dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize)
             target = self.space(space, outputs)
+            call = replace(call, prompt_name=call.prompt_name or target.info.prompt_name)
         outputs = tuple(dict.fromkeys(outputs))
         items = input_list(inputs)
         rules = self.tokenizer.rules(call.prompt_name)

@@ -65,9 +65,11 @@ def test_affine_map_is_that_of_least_squares_and_others_keep_lengths(
 
 @pytest.fixture(scope="module")
 def evaluations(
-    small_artifact: Artifact, other_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory
+    calibrated_artifact: Artifact,
+    other_artifact: Artifact,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """Evaluations of two models: the folders `old` and `new`."""
+    """Evaluations of two models: the folders `old` and `new`, whose model has prompts."""
     folder = tmp_path_factory.mktemp("evaluations")
     draw_words = np.random.default_rng(1)
     records = [
@@ -78,7 +80,7 @@ def evaluations(
     texts.write_text("".join(json.dumps(record) + "\n" for record in records))
     (folder / "qrels.txt").write_text("".join(f"d{i} 0 d{i} 1\n" for i in range(120)))
     shared = ["--corpus", str(texts), "--queries", str(texts), "--qrels", str(folder / "qrels.txt")]
-    for name, artifact in (("old", other_artifact), ("new", small_artifact)):
+    for name, artifact in (("old", other_artifact), ("new", calibrated_artifact)):
         assert evaluate([str(folder / name), *shared, "--model", str(artifact.path)]) == 0
     return folder
 
@@ -113,7 +115,7 @@ def mapped(artifact: Artifact, vectors: Any) -> Any:  # noqa: ANN401
 
 
 def test_vectors_of_queries_are_mapped(client: TestClient, migrated: Artifact) -> None:
-    own = client.post("/encode", json={"inputs": TEXTS})
+    own = client.post("/encode", json={"inputs": TEXTS, "prompt_name": "query"})
     assert "X-Space-Version" not in own.headers
     # those of the cache too
     for _ in range(2):
@@ -123,7 +125,8 @@ def test_vectors_of_queries_are_mapped(client: TestClient, migrated: Artifact) -
     described = client.get("/info").json()["spaces"]["v1"]
     assert answer.headers["X-Space-Version"] == described["sha256"][:12]
     assert described["measures"]["recall_ratio"] < 1
-    again = client.post("/encode", json={"inputs": TEXTS})
+    assert described["prompt_name"] == "query"
+    again = client.post("/encode", json={"inputs": TEXTS, "prompt_name": "query"})
     assert again.json()["embeddings"] == own.json()["embeddings"]
     body = {"inputs": TEXTS, "space": "v1", "output": ["pooled"]}
     several = client.post("/encode", json=body)
@@ -163,8 +166,10 @@ def test_fields_that_do_not_apply_to_a_space_are_refused(
 
 def test_python_maps_too_and_names_the_spaces(migrated: Artifact, small_artifact: Artifact) -> None:
     with vitrine.SyncModel(migrated.path) as model:
-        expected = mapped(migrated, model.encode(TEXTS).vectors)
-        np.testing.assert_allclose(model.encode(TEXTS, space="v1").vectors, expected, atol=1e-6)
+        for prompt_name in (None, "query", "document"):
+            own = model.encode(TEXTS, prompt_name=prompt_name or "query").vectors
+            actual = model.encode(TEXTS, prompt_name=prompt_name, space="v1").vectors
+            np.testing.assert_allclose(actual, mapped(migrated, own), atol=1e-6)
         with pytest.raises(InvalidInput, match="space applies to the output pooled alone"):
             model.encode_outputs(TEXTS, ("tokens",), space="v1")
         with pytest.raises(InvalidInput, match="space must be the name of a space"):
@@ -177,9 +182,9 @@ def test_python_maps_too_and_names_the_spaces(migrated: Artifact, small_artifact
 
 
 def test_space_leaves_the_version_of_the_model(
-    migrated: Artifact, small_artifact: Artifact
+    migrated: Artifact, calibrated_artifact: Artifact
 ) -> None:
-    own = [identity_of(each, "onnxruntime", "float32") for each in (migrated, small_artifact)]
+    own = [identity_of(each, "onnxruntime", "float32") for each in (migrated, calibrated_artifact)]
     assert own[0] == own[1]
 
 
@@ -310,7 +315,10 @@ def test_second_space_of_a_model_without_unit_length(migrated: Artifact, tmp_pat
     np.save(folder / "spaces" / "v1.npy", table)
     list_files(folder)
     with vitrine.SyncModel(folder) as model:
-        own, *found = (model.encode(TEXTS, space=name).vectors for name in (None, "v0", "v1"))
+        own, *found = (
+            model.encode(TEXTS, prompt_name="query", space=name).vectors
+            for name in (None, "v0", "v1")
+        )
     expected = own @ table[:, :-1].T + table[:, -1]
     np.testing.assert_allclose(found[1], expected, atol=1e-6)
     np.testing.assert_allclose(found[0], mapped(migrated, own), atol=1e-6)
