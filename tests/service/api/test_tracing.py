@@ -151,8 +151,8 @@ async def test_requests_of_a_batch_are_linked(small_artifact: Artifact) -> None:
     async with await open_model(small_artifact.path, options) as model:
         alone, *both = (RequestTrace({"trace_id": "a", "span_id": span}) for span in "abc")
         items = [BatchItem(Row([1, 2], False, 0), ("pooled",), trace) for trace in (*both, None)]
-        run_batch(model.engine, model.metrics, [replace(items[0], trace=alone)])
-        run_batch(model.engine, model.metrics, items)
+        run_batch(model.engine, model.metrics, None, [replace(items[0], trace=alone)])
+        run_batch(model.engine, model.metrics, None, items)
     assert alone.batched.keys() == {"a"}
     assert all(trace.batched.keys() == {"b", "c"} for trace in both)
 

@@ -1,6 +1,7 @@
 """Driving the debug page in a browser."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -100,7 +101,7 @@ def strike(page: Browser, word: str) -> None:
 def edit(page: Browser, side: str, text: str) -> None:
     """Type an edited text, and wait for its result: earlier ones are of what was typed so far."""
     type_text(page, f"edited-{side}", text)
-    until(lambda: f"With “{text}”:" in find(page, "#whatif .outcome").get_property("textContent"))
+    until(partial(shows, page, "#whatif .outcome", f"With “{text}”:"))
 
 
 def second_opinion(page: Browser) -> str:
