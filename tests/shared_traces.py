@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
@@ -63,15 +64,20 @@ def folder_of_traces(code: Sequence[Path], root: Path = ROOT) -> Path:
     return folder
 
 
-def trace_once(model: SentenceEncoder, target: str, folder: Path) -> ir.Model:
+@cache
+def _folder() -> Path:
+    """Return the folder of the traces, which all processes of test runs share."""
+    return folder_of_traces(traced_code())
+
+
+def trace_once(model: SentenceEncoder, target: str) -> ir.Model:
     """Return what `models.export.onnx_graph.trace` returns, or has returned for an equal network.
 
     Args:
         model: Model in evaluation mode.
         target: Target hardware.
-        folder: Folder of the traces, which all processes of test runs share.
     """
-    file = folder / f"{_key(model, target)}.onnx"
+    file = _folder() / f"{_key(model, target)}.onnx"
     with FileLock(f"{file}.lock"):
         if not file.exists():
             partial = file.with_suffix(".partial")  # a killed run leaves no damaged trace
