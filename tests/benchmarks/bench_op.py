@@ -45,11 +45,18 @@ def fused(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Te
 
 
 def measure(
-    comparison: Comparison, device: str, rows: int, width: int, dtype: str, rounds: int
+    comparison: Comparison,
+    device: str,
+    rows: int,
+    width: int,
+    dtype: str,
+    rounds: int,
+    backend: str = "inductor",
 ) -> None:
     """Measure every implementation and a copy at one size, forward and backward, in microseconds.
 
-    The figures have the name "{pass}, {dtype}, {rows} x {width}, {threads} threads: us".
+    The figures have the name "{pass}, {dtype}, {rows} x {width}, {threads} threads: us". The
+    backend is that of `torch.compile`.
     """
     torch.compiler.reset()  # after eight sizes, torch.compile would run the function uncompiled
     with capturable(device):
@@ -63,7 +70,7 @@ def measure(
             norms: dict[str, Norm] = {
                 f"vitrine ({implementation(x, backward=is_backward)})": fused,
                 "eager": eager,
-                "torch.compile": torch.compile(eager, dynamic=False),
+                "torch.compile": torch.compile(eager, dynamic=False, backend=backend),
             }
             make = _backward_of if is_backward else _forward_of
             runs = {name: make(norm, inputs, dy) for name, norm in norms.items()}

@@ -192,7 +192,6 @@ def _double_backward(run: Run) -> None:
 
 def _compiled(run: Run) -> None:
     """Compare the operator in `torch.compile` with the operator alone: both run one kernel."""
-    backend = "aot_eager" if run.is_dry else "inductor"  # whose C++ takes long to compile
     for norm, centred in _NORMS.items():
         inputs, dy = _inputs(run.device, 64, torch.float32, centred)
         leaves = [tensor for tensor in inputs if tensor is not None]
@@ -205,12 +204,17 @@ def _compiled(run: Run) -> None:
 
         results: list[list[Tensor]] = []
         function: Callable[..., Tensor]
-        for function in (whole, torch.compile(whole, backend=backend)):
+        for function in (whole, torch.compile(whole, backend=_backend(run))):
             y = function(*inputs)
             results.append([y, *torch.autograd.grad(y, leaves, dy)])
         error = max(_largest((a - b) / b.abs().max()) for a, b in zip(*results, strict=True))
         row: Row = {"norm": norm, "worst difference, of the largest value": error}
         run.recorder.add("torch.compile", row, passes=error <= 1e-6)
+
+
+def _backend(run: Run) -> str:
+    """Return the backend of `torch.compile`; the C++ of inductor takes long to compile."""
+    return "aot_eager" if run.is_dry else "inductor"
 
 
 def _tests(run: Run) -> None:
@@ -248,7 +252,8 @@ def measure(run: Run) -> None:
         if not run.has_time(f"times: {count} x {width}, {dtype}"):
             return
         comparison = Comparison("copy")
-        measure_op(comparison, run.device, count, width, dtype, rounds=1 if run.is_dry else 3)
+        rounds = 1 if run.is_dry else 3
+        measure_op(comparison, run.device, count, width, dtype, rounds, _backend(run))
         array = count * width * DTYPES[dtype].itemsize
         for figure, times in comparison.figures.items():
             direction = figure.partition(",")[0]

@@ -113,11 +113,11 @@ CONFIGS = {
         decoder_start_token_id=1,
     ),
     "gemma3_text": lambda: transformers.Gemma3TextConfig(
-        **{**_LLAMA_LIKE, "num_hidden_layers": 4},
+        **_LLAMA_LIKE,
         head_dim=6,
         query_pre_attn_scalar=6,
         sliding_window=10,
-        layer_types=["sliding_attention", "full_attention"] * 2,
+        layer_types=["sliding_attention", "full_attention"],
         use_bidirectional_attention=True,
     ),
 }

@@ -42,6 +42,7 @@ from tests.models.checkpoints import (
 )
 from tests.models.export.cuda_graphs import for_cpu
 from tests.models.jina_bert import CODE_OF
+from tests.shared_traces import trace_once
 
 pytestmark = pytest.mark.slow  # exports three dozen models
 
@@ -59,7 +60,7 @@ def count_nodes(graph: Path | bytes) -> tuple[onnx.ModelProto, Counter[str]]:
 
 @pytest.fixture(scope="module")
 def cuda_graph(minilm_folder: Path) -> bytes:
-    return graph_for("cuda", trace(load(minilm_folder)[0], "cuda"))
+    return graph_for("cuda", trace_once(load(minilm_folder)[0], "cuda"))
 
 
 def test_no_weights_stay_in_memory_after_tracing(tmp_path: Path) -> None:
@@ -125,7 +126,7 @@ def test_packed_kernel_computes_attention_of_all_tokens_to_all_in_float16(
 ) -> None:
     save_checkpoint(tmp_path, family, **{"num_hidden_layers": 1, **changes})
     model, _ = load(tmp_path)
-    graph = onnx.load_from_string(graph_for("cuda", trace(model.to(dtype), "cuda"))).graph
+    graph = onnx.load_from_string(graph_for("cuda", trace_once(model.to(dtype), "cuda"))).graph
     count = Counter(node.op_type for node in graph.node)
     assert (count["PackedMultiHeadAttention"], count["Softmax"]) == (kernels, softmaxes)
 

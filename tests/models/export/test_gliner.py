@@ -18,7 +18,7 @@ from models.export.exporter import export
 from models.export.gliner_rows import check_row, least_tokens
 from models.export.int8.quality import check_outputs
 from models.export.model_folder import CheckpointError, ModelFolder
-from models.export.onnx_graph import graph_for, trace, write_weights
+from models.export.onnx_graph import graph_for, write_weights
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import SourceError, resolve
 from models.export.tokenizer_file import read_tokenizer
@@ -27,6 +27,7 @@ from models.packing import INPUT_NAMES, NO_TOKEN, WORD_NAMES, PackedBatch, pack
 from service.inference.tokenizing.labelled_texts import LabelledTexts
 from tests.models.checkpoints import edit_json, edit_tensors, write_json
 from tests.models.gliner import KINDS, Gliner, save_gliner
+from tests.shared_traces import trace_once
 
 LABELS = ["cat thing", "the", "A w5"]
 TEXTS = [
@@ -94,7 +95,7 @@ def test_engines_compute_the_logits_of_the_package(kind: str, tmp_path: Path) ->
     expected = torch.cat(expected_spans(save_gliner(tmp_path, kind).double())).numpy()
     model, config = load(tmp_path)
     batch = packed(rows_of(tmp_path, config, model.encoder.config.vocab_size))
-    graph = trace(model, "cpu")
+    graph = trace_once(model, "cpu")
     write_weights(graph, tmp_path / "model.weights")
     for engine in ("onnxruntime", "openvino"):
         (tmp_path / f"{engine}.onnx").write_bytes(graph_for(engine, graph))

@@ -16,7 +16,7 @@ from onnxruntime.quantization import quantize_dynamic
 from models.artifact import Artifact, sha256
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.export.exporter import export
-from models.export.onnx_graph import graph_for, trace
+from models.export.onnx_graph import graph_for
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.gradients.graph_weights import LoadedGraph, compare_weights
@@ -40,6 +40,7 @@ from models.packing import pack
 from tests.conftest import FamilyArtifact
 from tests.models.checkpoints import save_bge_m3, save_checkpoint, save_tokenizer
 from tests.models.gradients.toys import ADAPTED, toy_model
+from tests.shared_traces import trace_once
 
 LAYER = "encoder.layers.3"
 LAYERS = 5
@@ -253,7 +254,7 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     network = model.network.float()
     zero = "encoder.layers.0.linear1.bias"  # the exporter omits a bias of zero
     network.get_parameter(zero).zero_()
-    graph = graph_for("onnxruntime", trace(network, "cpu"))
+    graph = graph_for("onnxruntime", trace_once(network, "cpu"))
     assert differences(graph, model) == {}
     assert first_divergence(loaded(graph), model, [InputRow([3, 9, 4]), InputRow([5])])[1] is None
     of_heads = [
@@ -271,7 +272,7 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
 def test_adapters_are_compared() -> None:
     model = toy_model(**ADAPTED)
     network = model.network.float()
-    graph = graph_for("onnxruntime", trace(network, "cpu"))
+    graph = graph_for("onnxruntime", trace_once(network, "cpu"))
     assert differences(graph, model) == {}
     rows = [InputRow([3, 9, 4]), InputRow([5], adapter=0), InputRow([6, 7, 8], adapter=1)]
     assert first_divergence(loaded(graph), model, rows)[1] is None
@@ -291,7 +292,7 @@ def test_tables_of_distances_are_compared(shared: bool) -> None:
     distances = DistanceConfig(span=4, max_distance=9, shared=shared, norm=True)
     model = toy_model(distances=distances, position_embeddings=False, type_vocab_size=0)
     network = model.network.float()
-    graph = graph_for("onnxruntime", trace(network, "cpu"))
+    graph = graph_for("onnxruntime", trace_once(network, "cpu"))
     assert differences(graph, model) == {}
     assert first_divergence(loaded(graph), model, [InputRow([3, 9, 4]), InputRow([5])])[1] is None
     network.get_parameter("encoder.distance_embeddings.norm.weight")[3] += 1e-3

@@ -81,8 +81,14 @@ def vector(client: TestClient, text: str, *, normalize: bool = True) -> np.ndarr
 
 
 @pytest.fixture(scope="package")
-def client(small_artifact: Artifact) -> Iterator[TestClient]:
-    with service_of(small_artifact) as client:
+def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file; while it exists, no gradient job of `client` runs."""
+    return tmp_path_factory.mktemp("hold") / "hold"
+
+
+@pytest.fixture(scope="package")
+def client(small_artifact: Artifact, hold: Path) -> Iterator[TestClient]:
+    with service_of(small_artifact, hold) as client:
         yield client
 
 

@@ -143,7 +143,7 @@ def test_activations_of_other_kinds(
 
 
 def test_activations_beyond_the_byte_limit_are_refused(reranker: Artifact) -> None:
-    with service_of(reranker, max_activation_bytes=4 * 3 * 32) as client:
+    with service_of(reranker, max_activation_bytes=4 * 3 * 32, max_token_steps=8) as client:
         limit = client.get("/debug/capabilities").json()["limits"]["max_activation_bytes"]
         assert limit == 384
         post_activations(client, texts=["w5"], taps=["output"])
@@ -152,7 +152,6 @@ def test_activations_beyond_the_byte_limit_are_refused(reranker: Artifact) -> No
             problem = problem_of(client, "activations", body)
             assert (problem["code"], problem["pointer"]) == ("activation_bytes", "/taps")
             assert "the tensors have 512 bytes; the limit is 384" in problem["detail"]
-    with service_of(reranker, max_token_steps=8) as client:
         body = {"texts": ["w5 w6 w7", "w5 w6"], "taps": ["output"]}
         assert client.post("/debug/activations", json=body).json()["code"] == "budget"
 

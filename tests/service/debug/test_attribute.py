@@ -116,6 +116,15 @@ def test_integral_that_does_not_converge_returns_200_with_a_warning(
     assert result["warnings"] == ["a path integral has not converged; increase max_evaluations"]
 
 
+def test_cosine_and_similarity_are_one_target_of_a_model_with_cosines(client: TestClient) -> None:
+    first, second = (
+        ask(client, "attribute", text=CAT, target={**COSINE, "type": name}, method="saliency")
+        for name in ("cosine", "similarity")
+    )
+    np.testing.assert_allclose(first["scores"], second["scores"], rtol=1e-4)
+    assert first["value"] == pytest.approx(second["value"], abs=1e-6)
+
+
 @pytest.mark.parametrize(
     "change", [lambda v: v[:, ::-1], lambda v: 1.1 * v], ids=["reversed", "scaled"]
 )

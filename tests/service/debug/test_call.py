@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,18 +33,6 @@ from tests.eventually import eventually
 from tests.service.debug.conftest import CAT, COSINE, FELINE, Json, ask, problem_of, service_of
 from tests.service.debug.held_worker import held
 from tests.serving import state_of
-
-
-@pytest.fixture(scope="module")
-def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file; while it exists, no gradient job runs."""
-    return tmp_path_factory.mktemp("hold") / "hold"
-
-
-@pytest.fixture(scope="module")
-def client(small_artifact: Artifact, hold: Path) -> Iterator[TestClient]:
-    with service_of(small_artifact, hold) as client:
-        yield client
 
 
 def test_responses_identify_the_model_and_its_parity(

@@ -84,21 +84,3 @@ def test_pairs_add_up_to_the_dot_product_and_distances_have_none(
     dot = expected(client, "dot", CAT, FELINE)
     assert result["similarity"] == pytest.approx(dot, rel=1e-5)
     assert np.array(result["matrix"]).sum() == pytest.approx(dot, rel=1e-4)
-
-
-def test_cosine_and_similarity_are_one_target_of_a_model_with_cosines(
-    small_artifact: Artifact,
-) -> None:
-    with service_of(small_artifact) as client:
-        first, second = (
-            ask(
-                client,
-                "attribute",
-                text=CAT,
-                target={"type": name, "text": FELINE},
-                method="saliency",
-            )
-            for name in ("cosine", "similarity")
-        )
-    np.testing.assert_allclose(first["scores"], second["scores"], rtol=1e-4)
-    assert first["value"] == pytest.approx(second["value"], abs=1e-6)
