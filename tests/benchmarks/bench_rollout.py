@@ -32,9 +32,9 @@ def main() -> None:
     ):
         deployment = cluster.deployment
         deployment.fewest_ready = deployment.replicas
-        for _ in range(arguments.updates):
+        for update in range(arguments.updates):
             began = time.perf_counter()
-            deployment.apply(environment)
+            deployment.apply(environment | {"UPDATE": str(update)})
             deployment.wait_until(lambda: deployment.is_complete)
             seconds.append(time.perf_counter() - began)
         deployment.wait_until(lambda: len(deployment.pods) == deployment.replicas)

@@ -105,6 +105,7 @@ class Deployment:
 
     Attributes:
         nodes: Names of the nodes that get new pods.
+        environment: Settings of the newest version of the pods.
         replicas: Number of replicas: the autoscaler's minimum.
         pods: All pods that have not ended.
         fewest_ready: Smallest number of ready pods since this was set.
@@ -122,6 +123,7 @@ class Deployment:
         strategy = checked(spec["strategy"]["rollingUpdate"], {"maxSurge", "maxUnavailable"})
         budget = checked(manifests["PodDisruptionBudget"]["spec"], {"maxUnavailable", "selector"})
         self.replicas: int = manifests["HorizontalPodAutoscaler"]["spec"]["minReplicas"]
+        self.environment: Mapping[str, str] = {}
         self.pods: list[Pod] = []
         self.fewest_ready = self.refused = 0
         self._max_surge = int(strategy["maxSurge"])  # a percentage is refused
@@ -135,8 +137,8 @@ class Deployment:
         self._addresses = (f"{network}.{host}" for host in itertools.cycle(range(1, 255)))
 
     def apply(self, environment: Mapping[str, str]) -> None:
-        """Begin a rollout to another version of the pods, with these settings."""
-        self._environment = dict(environment)  # the version of a pod is this object
+        """Begin a rollout to pods with these settings; pods that have them already stay."""
+        self.environment = dict(environment)
         self.reconcile()
 
     @property
@@ -148,7 +150,7 @@ class Deployment:
     def is_complete(self) -> bool:
         """Whether all replicas are ready and of the newest version, and the others are deleted."""
         pods = [pod for pod in self.pods if not pod.is_deleted]
-        is_new = all(pod.environment is self._environment for pod in pods)
+        is_new = all(pod.environment == self.environment for pod in pods)
         return is_new and self.ready == len(pods) == self.replicas
 
     def wait_until(self, condition: Callable[[], object]) -> None:
@@ -165,12 +167,12 @@ class Deployment:
         self.pods = [pod for pod in self.pods if not pod.has_ended]
         self.fewest_ready = min(self.fewest_ready, self.ready)
         pods = [pod for pod in self.pods if not pod.is_deleted]
-        new = [pod for pod in pods if pod.environment is self._environment]
+        new = [pod for pod in pods if pod.environment == self.environment]
         room = self.replicas + self._max_surge - len(pods)
         if room > 0 and len(new) < self.replicas:
             self._create()
             return
-        old = [pod for pod in pods if pod.environment is not self._environment]
+        old = [pod for pod in pods if pod.environment != self.environment]
         # Old pods that are not ready go first, and do not count as available.
         unready = [pod for pod in old if not pod.is_ready]
         spare = len(pods) - self._min_ready - sum(not pod.is_ready for pod in new)
@@ -185,7 +187,7 @@ class Deployment:
         crowd = {name: sum(pod.node == name for pod in self.pods) for name in self.nodes}
         node = min(self.nodes, key=crowd.__getitem__)
         log = self._folder / f"{address}.log"
-        self.pods.append(Pod(self._spec, self._environment, address, node, log, self._report))
+        self.pods.append(Pod(self._spec, self.environment, address, node, log, self._report))
 
     def evict(self, pod: Pod) -> bool:
         """Delete a pod, unless the disruption budget forbids it; return whether it is deleted."""
