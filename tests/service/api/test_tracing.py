@@ -12,6 +12,7 @@ from functools import reduce
 from typing import Any
 
 import httpx2
+import numpy as np
 import pytest
 from opentelemetry.proto.common.v1.common_pb2 import ArrayValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
@@ -23,10 +24,17 @@ from starlette.types import Message, Receive, Scope, Send
 from models.artifact import Artifact
 from models.engines import weight_bytes
 from service.api import tracing
-from service.api.schemas import VERSION
+from service.api.embedding_attributes import embedding_attributes
+from service.api.schemas import VERSION, EncodeRequest
 from service.app import create_app
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.results.loaded_model import BatchItem, run_batch
+from service.inference.results.vectors import (
+    MultiEmbeddings,
+    SparseEmbeddings,
+    SparseVector,
+    Stages,
+)
 from service.inference.tokenizing.rows import Row
 from service.request_trace import RequestTrace
 from service.settings import CacheSettings, ModelsSettings, ServedModel, Settings, traces_endpoint
@@ -378,6 +386,23 @@ def test_embedding_request_has_the_attributes_of_the_genai_conventions(
     }
     present = {name: value for name, value in expected.items() if value is not None}
     assert genai_attributes(span) == present
+
+
+ROWS = [Row([1, 2, 3], False, 0)]
+SPARSE = SparseEmbeddings(
+    [SparseVector(np.array([7]), np.ones(1, np.float32))], 512, ROWS, Stages({})
+)
+MULTI = MultiEmbeddings([np.zeros((2, 16), np.float32)], [np.arange(2)], None, ROWS, Stages({}))
+
+
+@pytest.mark.parametrize(("result", "width"), [(SPARSE, 512), (MULTI, 16)])
+def test_genai_attributes_have_the_width_of_sparse_and_multi_vectors(
+    result: object, width: int
+) -> None:
+    trace = RequestTrace({}, body=EncodeRequest(inputs="a"), model=(None, "cats"), result=result)
+    actual = embedding_attributes(trace)
+    assert actual[conventions.GEN_AI_EMBEDDINGS_DIMENSION_COUNT] == width
+    assert actual[conventions.GEN_AI_USAGE_INPUT_TOKENS] == 3
 
 
 def test_failed_embedding_request_has_the_attributes_known_before_the_failure(
