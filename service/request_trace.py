@@ -1,4 +1,4 @@
-"""The trace of the current request: its ids, the ends of its stages, and what it asks and gets."""
+"""The trace of the current request: its ids, the ends of its stages, its body and its result."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,9 +13,9 @@ class RequestTrace:
         stages: Name of each finished stage, and the time of its end, by `time.perf_counter`.
         batched: Ids of the traces that were in a batch with this one, by span id. Ids alone: the
             traces would keep each other in memory.
-        body: The validated body; None: it has none, or is invalid.
-        model: Name or alias in the request, if any, and name of the served model; None: the request
-            has not come to a served model.
+        body: The validated body; None: there is none, or it is invalid.
+        model: Name or alias in the request, if any, and name of the served model; None: not known
+            yet, or no served model has the name.
         result: Result of inference, from the start of its serialisation.
     """
 

@@ -47,7 +47,7 @@ class Probe(NamedTuple):
 
 
 class PodSpec:
-    """What the manifest of a Deployment says about its pods."""
+    """Fields of a Deployment's manifest that concern its pods."""
 
     def __init__(self, template: Mapping[str, Any]) -> None:
         pod = checked(template["spec"], _POD)
@@ -56,7 +56,7 @@ class PodSpec:
         [port] = container["ports"]
         self.port: int = port["containerPort"]
         self.grace_s: float = pod["terminationGracePeriodSeconds"]
-        # Those of optional secrets are not set.
+        # Values from optional secrets are not set.
         self.environment = {
             entry["name"]: entry["value"] for entry in container["env"] if "value" in entry
         }
@@ -78,7 +78,7 @@ class Pod:
     """A pod: its container runs, is probed and restarted, until the pod is deleted.
 
     Args:
-        spec: What the manifest says.
+        spec: Fields of the manifest.
         environment: Settings of the service, in addition to those of the manifest.
         address: IP address of the pod, of this machine's loopback network.
         node: Name of its node.
