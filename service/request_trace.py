@@ -1,10 +1,10 @@
-"""The trace of the current request: its ids, for logs and metrics, and the ends of its stages."""
+"""The trace of the current request: its ids, the ends of its stages, its body and its result."""
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RequestTrace:
     """The trace of one request.
 
@@ -13,11 +13,18 @@ class RequestTrace:
         stages: Name of each finished stage, and the time of its end, by `time.perf_counter`.
         batched: Ids of the traces that were in a batch with this one, by span id. Ids alone: the
             traces would keep each other in memory.
+        body: The validated body; None: there is none, or it is invalid.
+        model: Name or alias in the request, if any, and name of the served model; None: not known
+            yet, or no served model has the name.
+        result: Result of inference, from the start of its serialisation.
     """
 
     ids: dict[str, str]
     stages: list[tuple[str, float]] = field(default_factory=list)
     batched: dict[str, dict[str, str]] = field(default_factory=dict)
+    body: object = None
+    model: tuple[str | None, str] | None = None
+    result: object = None
 
 
 # None: the request is not traced. A context variable, because the trace is of no concern to the

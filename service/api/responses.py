@@ -29,6 +29,7 @@ from service.inference.results.vectors import (
     Vectors,
 )
 from service.inference.tokenizing.rows import Row
+from service.request_trace import TRACE
 
 OutputResult = Embeddings | TokenEmbeddings | SparseEmbeddings | MultiEmbeddings
 
@@ -84,6 +85,8 @@ async def respond(
 ) -> Response:
     """Return a response with the serialised result, and stage durations in `Server-Timing`."""
     started = time.perf_counter()
+    if (trace := TRACE.get()) is not None:
+        trace.result = result
     is_short = result.size <= _INLINE_NUMBERS
     body = serialize() if is_short else await asyncio.to_thread(serialize)
     if state.settings.server.gzip:

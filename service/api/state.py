@@ -16,6 +16,7 @@ from service.inference.registry.model_version import Lease
 from service.inference.registry.model_watch import ModelWatch
 from service.inference.registry.registry import ModelRegistry
 from service.inference.results.vectors import RowResults
+from service.request_trace import TRACE
 from service.settings import Settings
 
 # Key of the leases of a request in its ASGI scope's state; the middleware releases them.
@@ -66,6 +67,8 @@ class AppState:
                 if lease.model.name == served:
                     return lease.model
         deadline = deadline_of(request, self.settings.limits.request_s)
+        if (trace := TRACE.get()) is not None:
+            trace.model = name or None, self.registry.resolve(name)
         lease = await self.registry.lease(name, deadline.remaining_s)
         leases.append(lease)
         return lease.model

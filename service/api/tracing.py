@@ -5,6 +5,7 @@ needs the packages of the extra `otel`. OpenTelemetry's environment variables co
 the sampler and the propagators.
 """
 
+import os
 import re
 import threading
 import time
@@ -30,6 +31,7 @@ from opentelemetry.trace import (
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.embedding_attributes import embedding_attributes
 from service.api.middleware import PROBES
 from service.api.schemas import VERSION
 from service.request_trace import TRACE, RequestTrace
@@ -68,7 +70,8 @@ class Exporter:
 
     def trace(self, app: ASGIApp) -> "TracingMiddleware":
         """Return the application with a server span for each request."""
-        return TracingMiddleware(app, self._provider.get_tracer("vitrine", VERSION))
+        tracer = self._provider.get_tracer("vitrine", VERSION)
+        return TracingMiddleware(app, tracer, has_genai_attributes=_has_opted_in())
 
     def close(self) -> None:
         """Export the remaining spans, for at most three seconds."""
@@ -87,11 +90,14 @@ class TracingMiddleware:
     Args:
         app: The application.
         tracer: Tracer of the spans.
+        has_genai_attributes: Whether server spans of embedding requests have the attributes of the
+            GenAI conventions too.
     """
 
-    def __init__(self, app: ASGIApp, tracer: Tracer) -> None:
+    def __init__(self, app: ASGIApp, tracer: Tracer, *, has_genai_attributes: bool) -> None:
         self._app = app
         self._tracer = tracer
+        self._has_genai_attributes = has_genai_attributes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request, or pass lifespan events to the application."""
@@ -131,6 +137,9 @@ class TracingMiddleware:
                     stages.append(("send", ended))
                 self._add_stages(span, trace, began, began_ns)
                 _describe(span, scope, status)
+                if self._has_genai_attributes:
+                    span.set_attributes(embedding_attributes(trace))
+                trace.body = trace.result = None  # a timer of the connection keeps the trace
             span.end(began_ns + int(1e9 * (ended - began)))
 
     def _add_stages(self, span: Span, trace: RequestTrace, began: float, began_ns: int) -> None:
@@ -142,6 +151,15 @@ class TracingMiddleware:
             links = _links(trace) if stage == "infer" else []
             self._tracer.start_span(name, context, links=links, start_time=start_ns).end(end_ns)
             start_ns = end_ns
+
+
+def _has_opted_in() -> bool:
+    """Return whether the environment asks for the conventions of GenAI, which are not stable yet.
+
+    https://opentelemetry.io/docs/specs/semconv/gen-ai/
+    """
+    categories = os.environ.get("OTEL_SEMCONV_STABILITY_OPT_IN", "").split(",")
+    return "gen_ai_latest_experimental" in map(str.strip, categories)
 
 
 def _method(scope: Scope) -> str:

@@ -9,8 +9,11 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from unittest.mock import patch
+
+import ray
 
 from deploy import ray_encode
 from deploy.ray_encode import ClusterJob, Location, PartEncoder
@@ -23,11 +26,11 @@ class Fault:
     """A signal that is sent once.
 
     Attributes:
-        signal: Name of the signal.
-        receiver: "actor" or "job".
-        file: Name of the published file.
+        signal: Name of the signal. After SIGSTOP, the actor goes on when it is continued.
+        receiver: "actor", "job", or the address of the node whose actor gets it.
+        file: Pattern of the name of the published file.
         step: "before" or "after" the publication.
-        mark: File that the fault creates.
+        mark: File that the fault creates, with the process id of the actor.
     """
 
     signal: str
@@ -39,11 +42,18 @@ class Fault:
     def strike(self, job: int) -> None:
         """Send the signal to the actor of this process or to the job, if it was not sent before."""
         try:
-            Path(self.mark).touch(exist_ok=False)
+            with Path(self.mark).open("x") as file:
+                file.write(str(os.getpid()))
         except FileExistsError:
             return
-        os.kill(os.getpid() if self.receiver == "actor" else job, signal.Signals[self.signal])
-        threading.Event().wait()  # until Ray ends the actor
+        os.kill(job if self.receiver == "job" else os.getpid(), signal.Signals[self.signal])
+        if self.signal != "SIGSTOP":
+            threading.Event().wait()  # until Ray ends the actor
+
+    def applies(self, file: str, step: str) -> bool:
+        """Return whether it strikes at this step of the publication of a file."""
+        here = ("actor", "job", ray.util.get_node_ip_address())
+        return self.receiver in here and self.step == step and fnmatch(file, self.file)
 
 
 def main() -> int:
@@ -56,7 +66,7 @@ def main() -> int:
             if step == "after":
                 _publish(file, output)
             for fault in faults:
-                if (fault.file, fault.step) == (file.name, step):
+                if fault.applies(file.name, step):
                     fault.strike(job)
 
     class FaultyEncoder(PartEncoder):

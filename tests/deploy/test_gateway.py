@@ -88,12 +88,6 @@ def gateway(
     worker = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=worker.serve_forever, daemon=True).start()
     port = free_port()
-    file = folder / "haproxy.cfg"
-    text = CONFIGURATION.replace("bind :8000", f"bind 127.0.0.1:{port}")
-    text = text.replace("bind :8404", f"bind 127.0.0.1:{free_port()}")
-    # Docker's DNS names the workers.
-    text = re.sub(r"resolvers docker\n(    .*\n)+", "", text)
-    text = text.replace(" resolvers docker init-addr none", "")
     # Nobody listens on a free port.
     ports = {
         "encode": worker.server_port,
@@ -102,22 +96,39 @@ def gateway(
     text = re.sub(
         r"server-template worker \d+ (\w+):8000",
         lambda match: f"server worker 127.0.0.1:{ports[match[1]]}",
-        text,
+        configuration_without_dns(port),
     )
+    with haproxy(folder / "haproxy.cfg", text, **environment):
+        url = f"http://127.0.0.1:{port}"
+        try:
+            eventually(lambda: status(url, "GET", "/readyz") in (200, 204))
+            yield url
+        finally:
+            worker.shutdown()
+            worker.server_close()
+
+
+def configuration_without_dns(port: int) -> str:
+    """Return the gateway's configuration on a local port, without Docker's DNS for the workers."""
+    text = CONFIGURATION.replace("bind :8000", f"bind 127.0.0.1:{port}")
+    text = text.replace("bind :8404", f"bind 127.0.0.1:{free_port()}")
+    text = re.sub(r"resolvers docker\n(    .*\n)+", "", text)
+    return text.replace(" resolvers docker init-addr none", "")
+
+
+@contextmanager
+def haproxy(file: Path, text: str, **environment: str) -> Iterator[None]:
+    """Run HAProxy with a configuration, which is written to the file."""
     file.write_text(text)
     with subprocess.Popen(
         ["haproxy", "-db", "-f", str(file)],
         env={**os.environ, **environment},
         stdout=subprocess.DEVNULL,
     ) as process:
-        url = f"http://127.0.0.1:{port}"
         try:
-            eventually(lambda: status(url, "GET", "/readyz") in (200, 204))
-            yield url
+            yield
         finally:
             process.kill()
-            worker.shutdown()
-            worker.server_close()
 
 
 def status(url: str, method: str, path: str, **headers: str) -> int:

@@ -1,15 +1,11 @@
-"""Bulk encoding with Ray Data, on local clusters and, for its settings, without Ray."""
+"""Bulk encoding with Ray Data: its settings, inputs and outputs, without a cluster."""
 
 import asyncio
 import json
 import os
-import random
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,180 +16,13 @@ import pytest
 from deploy import ray_encode
 from deploy.ray_encode import ClusterJob, PartEncoder
 from models.artifact import Artifact
-from service.bulk.job import encode_files
-from service.bulk.options import BulkOptions
-from tests.deploy.faulty_encode import Fault
+from tests.deploy.conftest import ROWS, Arguments, assert_equal_output
 from tests.deploy.test_monitoring import ROOT
 from tests.eventually import eventually
 from tests.service.bulk.conftest import rows_of
 from tests.service.bulk.test_resume import assert_equal
 
 pytestmark = pytest.mark.slow
-
-# Ray starts a dozen processes: minutes, on a machine whose cores are busy.
-_PATIENCE_S = 3600
-ROWS = 500
-PART_ROWS = 60
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two files; their row groups do not end where parts end."""
-    draw = random.Random(3)  # noqa: S311 - not for secrets
-    texts = [" ".join(["cat"] * draw.randint(0, 30)) or None for _ in range(ROWS)]
-    table = pa.table({"text": texts, "id": [f"id {row}" for row in range(ROWS)]})
-    folder = tmp_path_factory.mktemp("texts")
-    pq.write_table(table.slice(0, 290), folder / "1.parquet", row_group_size=100)
-    pq.write_table(table.slice(290), folder / "2.parquet", row_group_size=37)
-    (folder / "_notes.txt").touch()
-    return folder
-
-
-@pytest.fixture(scope="module")
-def expected(
-    texts: Path, small_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
-    """The output of `vitrine-encode`."""
-    output = tmp_path_factory.mktemp("expected") / "output"
-    options = BulkOptions(
-        inputs=(str(texts),),
-        output=output,
-        model=small_artifact.path,
-        id_column="id",
-        part_rows=PART_ROWS,
-        threads=2,
-    )
-    assert asyncio.run(encode_files(options)).errors
-    return output
-
-
-@pytest.fixture
-def output(tmp_path: Path) -> Path:
-    return tmp_path / "output"
-
-
-Arguments = Callable[..., list[str]]
-
-
-@pytest.fixture
-def arguments(texts: Path, output: Path, small_artifact: Artifact) -> Arguments:
-    """Return the arguments of the command, followed by others."""
-
-    def with_others(*others: str, inputs: Sequence[str] = (str(texts),)) -> list[str]:
-        own = [f"--model={small_artifact.path}", "--id-column=id", f"--part-rows={PART_ROWS}"]
-        return [*inputs, str(output), *own, "--actors=2", *others]
-
-    return with_others
-
-
-@pytest.fixture(scope="module")
-def ray_environment() -> Iterator[dict[str, str]]:
-    # Ray creates sockets in this folder; their paths are limited to about 100 characters.
-    with tempfile.TemporaryDirectory() as short:
-        yield {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}',
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            "RAY_TMPDIR": short,
-        }
-
-
-@pytest.fixture(scope="module")
-def on_cluster(ray_environment: dict[str, str]) -> Iterator[dict[str, str]]:
-    """The environment of jobs on one running cluster."""
-    ray = [sys.executable, "-m", "ray.scripts.scripts"]
-    options = ["--head", "--port=0", "--include-dashboard=false", "--block"]
-    process = subprocess.Popen([*ray, "start", *options], cwd=ROOT, env=ray_environment)
-    address = Path(ray_environment["RAY_TMPDIR"], "ray", "ray_current_cluster")
-    try:
-        eventually(lambda: address.exists() or process.poll() is not None)
-        yield ray_environment | {"RAY_ADDRESS": address.read_text()}
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def run(
-    module: str, arguments: Sequence[str], environment: dict[str, str]
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        cwd=ROOT,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def environment_of(*faults: Fault) -> dict[str, str]:
-    return {"FAULTS": json.dumps([asdict(fault) for fault in faults])}
-
-
-def assert_equal_output(output: Path, expected: Path) -> None:
-    files = sorted(path.name for path in expected.glob("*.parquet"))
-    assert sorted(path.name for path in output.iterdir()) == ["_settings.json", *files]
-    for name in files:
-        schema, other = pq.read_schema(output / name), pq.read_schema(expected / name)
-        assert schema.equals(other, check_metadata=True)
-    assert_equal(rows_of(output), rows_of(expected))
-
-
-@pytest.mark.timeout(_PATIENCE_S)
-def test_cluster_writes_the_files_of_vitrine_encode(
-    arguments: Arguments, ray_environment: dict[str, str], output: Path, expected: Path
-) -> None:
-    command = arguments()
-    command[1] = output.as_uri()
-    job = run("deploy.ray_encode", command, ray_environment)
-    assert job.returncode == 3, job.stderr  # some texts are null
-    assert f"{ROWS} rows encoded" in job.stderr
-    assert "the first: row" in job.stderr
-    assert_equal_output(output, expected)
-
-
-@pytest.mark.timeout(_PATIENCE_S)
-def test_part_of_a_killed_actor_is_neither_lost_nor_doubled(
-    arguments: Arguments, on_cluster: dict[str, str], output: Path, expected: Path, tmp_path: Path
-) -> None:
-    faults = [
-        Fault("SIGKILL", "actor", "part-00003.parquet", "before", str(tmp_path / "before")),
-        Fault("SIGKILL", "actor", "part-00006.parquet", "after", str(tmp_path / "after")),
-    ]
-    job = run("tests.deploy.faulty_encode", arguments(), on_cluster | environment_of(*faults))
-    assert job.returncode == 3, job.stderr
-    assert all(Path(fault.mark).exists() for fault in faults)
-    assert f"{ROWS} rows encoded" in job.stderr
-    assert_equal_output(output, expected)
-
-
-@pytest.mark.timeout(_PATIENCE_S)
-def test_interrupted_job_keeps_finished_parts_when_it_is_started_again(
-    arguments: Arguments, on_cluster: dict[str, str], output: Path, expected: Path, tmp_path: Path
-) -> None:
-    def finished() -> set[tuple[str, int]]:
-        return {(path.name, path.stat().st_mtime_ns) for path in output.glob("*.parquet")}
-
-    def interrupt(signal: str) -> subprocess.CompletedProcess[str]:
-        fault = Fault(signal, "job", "part-00004.parquet", "before", str(tmp_path / signal))
-        environment = on_cluster | environment_of(fault)
-        return run("tests.deploy.faulty_encode", arguments(), environment)
-
-    job = interrupt("SIGTERM")
-    assert job.returncode == 4, job.stderr
-    assert "interrupted: start again" in job.stderr
-    after_sigterm = finished()
-    assert after_sigterm
-    job = interrupt("SIGKILL")
-    assert job.returncode == -9, job.stderr
-    after_sigkill = finished()
-    job = run("deploy.ray_encode", arguments(), on_cluster)
-    assert job.returncode == 3, job.stderr
-    assert "rows were there already" in job.stderr
-    assert after_sigterm <= after_sigkill <= finished()
-    assert_equal_output(output, expected)
 
 
 @pytest.fixture
