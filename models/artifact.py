@@ -450,7 +450,6 @@ class Artifact:
                 file or folder is a symbolic link, or something else that is not regular. The
                 signature is missing or invalid, or is one of other files. The file `verify` has
                 no key.
-            OSError: The file `verify` cannot be read.
         """
         if not (path / MANIFEST).is_file():
             raise ArtifactError(

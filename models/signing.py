@@ -92,11 +92,12 @@ def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
     """Return the private key in a PEM file.
 
     Raises:
-        OSError: The file cannot be read.
-        KeyFileError: It is no private key of a supported curve, or is encrypted.
+        KeyFileError: The file cannot be read, is no private key of a supported curve, or is
+            encrypted.
     """
+    content = _read(file)
     try:
-        key = load_pem_private_key(file.read_bytes(), None)
+        key = load_pem_private_key(content, None)
     except TypeError:
         raise KeyFileError(f"{file} is encrypted: decrypt it with openssl pkey") from None
     except (ValueError, UnsupportedAlgorithm):
@@ -112,10 +113,10 @@ def read_public_key(file: Path) -> ec.EllipticCurvePublicKey:
     Nothing else of a certificate counts: neither its dates nor its issuer, usage or revocation.
 
     Raises:
-        OSError: The file cannot be read.
-        KeyFileError: It is not one public key or certificate of a supported curve.
+        KeyFileError: The file cannot be read, or is not one public key or certificate of a
+            supported curve.
     """
-    content = file.read_bytes()
+    content = _read(file)
     try:
         (kind,) = re.findall(rb"^-----BEGIN ([A-Z0-9 ]+)-----", content, re.MULTILINE)
         is_certificate = kind == b"CERTIFICATE"
@@ -189,6 +190,13 @@ def verify_signature(content: bytes, key: ec.EllipticCurvePublicKey) -> Signatur
         raise
     except (ValueError, KeyError, TypeError, AttributeError):
         raise SignatureError("is not a bundle of model-signing") from None
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise KeyFileError(f"{file} cannot be read: {error.strerror}") from error
 
 
 def _wrong_curve(file: Path) -> str:

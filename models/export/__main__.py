@@ -169,7 +169,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--sign",
         metavar="KEY",
         type=Path,
-        help="sign the artifact with the private key of an elliptic curve in this PEM file",
+        help="sign the artifact with the private key of an elliptic curve in this PEM file "
+        "(default: no signature)",
     )
     options = parser.parse_args(arguments)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)

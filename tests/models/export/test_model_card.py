@@ -83,7 +83,7 @@ def test_export_with_a_wrong_key_ends_before_the_model_is_read(
     _, public = new_key(tmp_path, "key")
     for file, problem in (
         (public, "key.pub.pem is not a private key in PEM"),
-        (tmp_path / "none.pem", "No such file or directory"),
+        (tmp_path / "none.pem", "none.pem cannot be read: No such file"),
     ):
         assert main(["missing/model", "--out", str(tmp_path / "out"), "--sign", str(file)]) == 1
         assert problem in capsys.readouterr().err
