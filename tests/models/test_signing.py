@@ -1,6 +1,7 @@
 """Signatures of artifacts, compared in both directions with the package model-signing."""
 
 import base64
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -234,6 +235,16 @@ def test_signature_of_another_artifact_is_refused(
         check(copy, key[1])
 
 
+def test_bundle_without_a_hint_is_verified_as_by_the_package(
+    signed: Path, key: tuple[Path, Path]
+) -> None:
+    edit_bundle(signed, lambda own: own["verificationMaterial"].update(publicKey={}))
+    verifying.Config().use_elliptic_key_verifier(public_key=key[1]).verify(
+        signed, signed / SIGNATURE
+    )
+    check(signed, key[1])
+
+
 def test_renamed_artifact_keeps_its_signature(signed: Path, key: tuple[Path, Path]) -> None:
     check(signed.rename(signed.with_name("renamed")), key[1])
 
@@ -315,6 +326,17 @@ def resign(folder: Path, private: Path, change: Callable[[dict[str, Any]], objec
         (
             lambda own: own["subject"][0]["digest"].update(sha256="0" * 64),
             "has a digest that is not that of its files",
+        ),
+        (
+            lambda own: (
+                own["predicate"].update(resources=[own["predicate"]["resources"][0]] * 2),
+                own["subject"][0]["digest"].update(
+                    sha256=hashlib.sha256(
+                        bytes.fromhex(own["predicate"]["resources"][0]["digest"]) * 2
+                    ).hexdigest()
+                ),
+            ),
+            "names a file twice",
         ),
         (lambda own: own.update(subject=[]), "is not a bundle of model-signing"),
         (lambda own: own.pop("predicate"), "is not a bundle of model-signing"),
