@@ -153,6 +153,7 @@ def sign(artifact: Artifact, key: ec.EllipticCurvePrivateKey, name: str) -> str:
     artifact.verify_all()
     files = {**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)}
     content = _bundle(_statement(files, name), key)
+    (artifact.path / SIGNATURE).unlink(missing_ok=True)  # copies may have hard links to it
     (artifact.path / SIGNATURE).write_bytes(content)
     return key_hint(key.public_key())
 

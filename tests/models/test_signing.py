@@ -245,6 +245,15 @@ def test_bundle_without_a_hint_is_verified_as_by_the_package(
     check(signed, key[1])
 
 
+def test_signing_again_leaves_hard_linked_copies_as_they_are(
+    signed: Path, keys: dict[str, tuple[Path, Path]], tmp_path: Path
+) -> None:
+    linked = copy_of(signed, tmp_path / "linked")
+    sign_folder(signed, keys["secp384r1"][0])
+    check(signed, keys["secp384r1"][1])
+    check(linked, keys["prime256v1"][1])
+
+
 def test_renamed_artifact_keeps_its_signature(signed: Path, key: tuple[Path, Path]) -> None:
     check(signed.rename(signed.with_name("renamed")), key[1])
 

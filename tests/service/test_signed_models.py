@@ -15,6 +15,7 @@ from starlette.testclient import TestClient
 from models.artifact import MANIFEST, SIGNATURE, Artifact, ArtifactError
 from models.engines import weight_bytes
 from models.signing import key_hint, read_private_key, read_public_key, sign
+from service import commands
 from service.__main__ import main
 from service.app import create_app
 from service.artifacts import with_artifacts
@@ -40,6 +41,12 @@ from tests.signing_keys import new_key
 KEY = "admin-key-0123456789"
 # Files that no start reads without a signature.
 UNREAD = ("source/model.safetensors", "source/config.json", "model.openvino.onnx")
+
+
+@pytest.fixture(autouse=True)
+def _ordinary_logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("service.__main__", "service.explain_command"):
+        monkeypatch.setattr(f"{module}.configure", lambda _: None)
 
 
 @pytest.fixture(scope="module")
@@ -285,6 +292,22 @@ def test_start_and_check_stop_at_an_unsigned_artifact(
         while not reasons:
             started.get("/healthz")
     assert reasons == [f"cannot start: {problem}"]
+
+
+@pytest.mark.parametrize("arguments", [("--model",), ()])
+def test_explain_requires_the_signature_too(
+    signed: Path,
+    key: tuple[Path, Path],
+    arguments: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    problem = unsign(signed)
+    monkeypatch.setenv("VITRINE_MODELS__VERIFY", str(key[1]))
+    monkeypatch.setenv("VITRINE_MODEL__PATH", str(signed))
+    given = [*arguments, str(signed)] if arguments else []
+    assert commands.main(["explain", "a", "b", *given]) == 2
+    assert capsys.readouterr().err == f"vitrine explain: {problem}\n"
 
 
 @pytest.mark.parametrize(
