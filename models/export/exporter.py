@@ -148,6 +148,7 @@ def export(
     files = ModelFolder(source.folder)
     if is_static(files):
         return _export_static(source, files, out, dtypes, overrides, texts, int8, key, report)
+    terms = license_of(ModelFolder(source.folder))  # what it reads is not copied to source/
     model, config = load(files, _with_hub_settings(overrides, files, source.source), report)
     if model.encoder.config.experts and (int8 or dtype != "float32"):
         option = "--precision int8" if int8 else f"--dtype {dtype}"
@@ -173,7 +174,7 @@ def export(
         for target, graph_dtype in dtypes.items():
             report(f"Exporting {model.encoder.config.num_layers} layers for {target}")
             graphs += _write_graphs(model, target, graph_dtype, folder)
-        manifest = _manifest(source, files, model, config, rules, graphs, hashes(folder))
+        manifest = _manifest(source, files, model, config, rules, graphs, hashes(folder), terms)
         write_manifest(folder, manifest)
         if int8:
             check_outputs(manifest)
@@ -418,6 +419,7 @@ def _manifest(
     rules: Mapping[str, TokenRules],
     graphs: Sequence[Graph],
     file_hashes: Mapping[str, str],
+    terms: str | None,
 ) -> Manifest:
     return Manifest(
         name=source.name,
@@ -450,7 +452,7 @@ def _manifest(
         pair_template=config.pair_template,
         spans=config.spans.rules if config.spans else None,
         has_experts=model.encoder.config.experts is not None,
-        license=license_of(files),
+        license=terms,
     )
 
 

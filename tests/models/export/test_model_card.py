@@ -1,5 +1,6 @@
 """The license of a checkpoint, from model cards that huggingface_hub writes."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,21 @@ def test_invalid_metadata_is_refused_by_name(tmp_path: Path, metadata: bytes) ->
     (tmp_path / "README.md").write_bytes(b"---\n" + metadata + b"\n---\n")
     with pytest.raises(CheckpointError, match=r"metadata of README.md, with the license, is inv"):
         license_of(ModelFolder(tmp_path))
+
+
+def test_export_with_an_invalid_model_card_ends_before_the_model_is_read(
+    small_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small_folder, tmp_path / "model")
+    (tmp_path / "model/README.md").write_text("---\n- a list\n---\n")
+    monkeypatch.setattr("models.export.exporter.load", pytest.fail)
+    with pytest.raises(CheckpointError, match=r"metadata of README.md"):
+        export(resolve(str(tmp_path / "model")), tmp_path / "out")
+
+
+def test_license_of_a_network_is_in_the_manifest(small_artifact: Artifact) -> None:
+    # The small model has the model card of all-MiniLM-L6-v2.
+    assert small_artifact.manifest.license == "apache-2.0"
 
 
 def test_changed_license_is_another_export(tmp_path: Path) -> None:
