@@ -9,6 +9,7 @@
     embeddings.npy    vector of each token, of a static model, which has no graph
     calibration.json  ranges of the vectors' dimensions, for quantised vectors (optional)
     spaces/           maps of queries into the spaces of other models (optional)
+    model.sig         signature of all other files, which the manifest does not list (optional)
     source/           weights and config of the reference model, for gradients (optional)
 
 With `--target cuda` there are model.cuda.onnx and model.cuda.weights as well, and with
@@ -16,8 +17,9 @@ With `--target cuda` there are model.cuda.onnx and model.cuda.weights as well, a
 
 An artifact is written to a temporary directory, which is renamed when complete. It has regular
 files and folders only, and exactly those of its manifest. A file is rejected when it is read if its
-SHA-256 differs from the manifest's. Engines keep the weights mapped: files of an artifact in use
-must not be changed in place.
+SHA-256 differs from the manifest's. Where a signature is required, it is verified before the
+manifest is parsed, so the manifest's hashes are signed ones. Engines keep the weights mapped: files
+of an artifact in use must not be changed in place.
 """
 
 import hashlib
@@ -32,12 +34,15 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from models.artifact_rules import check_manifest, check_self_check
 from models.json_reader import parse_json
 from models.printable import printable
 from models.typed_json import Float32, Number, form, length, read_dataclass, shown, within
+
+if TYPE_CHECKING:  # needs cryptography
+    from models.signing import Signature
 
 FORMAT = 8
 MANIFEST = "manifest.json"
@@ -48,6 +53,7 @@ EMBEDDINGS = "embeddings.npy"
 CALIBRATION = "calibration.json"
 SOURCE = "source"
 SPACES = "spaces"
+SIGNATURE = "model.sig"
 
 # Engine of static models, whose vectors are means of the rows of a table, without a network.
 TABLE_ENGINE = "numpy"
@@ -94,6 +100,7 @@ _MAX_BYTES = {
     CHECK: 32 * 2**20,
     QUERY_WEIGHTS: 65 * 2**20,
     CALIBRATION: 32 * 2**20,
+    SIGNATURE: 8 * 2**20,
 }
 
 # Origin of the texts that measure an int8 graph.
@@ -332,6 +339,8 @@ class Manifest:
             float32 only.
         spaces: Identity of the model in whose space each map of `models.spaces` ends, by the name
             of the space.
+        license: License of the checkpoint, as its model card or config states it; None: neither
+            does.
     """
 
     name: _Text
@@ -365,6 +374,7 @@ class Manifest:
     spans: SpanRules | None = None
     has_experts: bool = False
     spaces: Annotated[Mapping[_SpaceName, _Sha256], length(0, 64)] = field(default_factory=dict)
+    license: _Text | None = None
 
     @property
     def is_static(self) -> bool:
@@ -409,21 +419,37 @@ class Check:
 
 @dataclass(frozen=True)
 class Artifact:
-    """A directory with exactly the files listed in its manifest."""
+    """A directory with exactly the files listed in its manifest, and perhaps their signature.
+
+    Attributes:
+        path: The directory.
+        manifest: Its manifest.
+        signed_by: Hint of the key that verified the signature, see `models.signing.key_hint`; None:
+            no signature was required.
+    """
 
     path: Path
     manifest: Manifest
+    signed_by: str | None = None
 
     @classmethod
-    def load(cls, path: Path) -> "Artifact":
+    def load(cls, path: Path, verify: Path | None = None) -> "Artifact":
         """Return the artifact in the directory `path`.
 
         File contents are verified later, by `read` and `verify`.
 
+        Args:
+            path: The directory.
+            verify: PEM file with a public key, or the certificate of one, that must verify the
+                signature of the manifest and of the files that it lists; None: any signature is
+                ignored.
+
         Raises:
             ArtifactError: The directory has no manifest, the manifest is invalid or has an
                 unsupported format version, or the other files differ from those that it lists. A
-                file or folder is a symbolic link, or something else that is not regular.
+                file or folder is a symbolic link, or something else that is not regular. The
+                signature is missing or invalid, or is one of other files. The file `verify` has
+                no key.
         """
         if not (path / MANIFEST).is_file():
             raise ArtifactError(
@@ -431,16 +457,24 @@ class Artifact:
             )
         present = set(_regular_files(path))
         with _open_regular(path, MANIFEST) as stream:
-            manifest = _parse(_read_all(stream, MANIFEST))
+            content = _read_all(stream, MANIFEST)
+        signature = None if verify is None else _signature(path, verify)
+        if signature is not None:
+            signature.check(path.name, {MANIFEST: hashlib.sha256(content).hexdigest()})
+        manifest = _parse(content)
         listed = {MANIFEST, *manifest.files}
+        signed = {*signature.files} if signature else set()
         for problem, names, remedy in (
-            ("lacks", listed - present, "copy or export it again"),
-            ("has an unlisted", present - listed, "remove it"),
+            ("lacks", (listed | signed) - present, "copy or export it again"),
+            ("has an unlisted", present - listed - {SIGNATURE}, "remove it"),
         ):
             if names:
                 file = printable(min(names))
                 raise ArtifactError(f"the artifact {path.name} {problem} file {file}: {remedy}")
-        return cls(path, manifest)
+        if signature is None:
+            return cls(path, manifest)
+        signature.check(path.name, manifest.files)
+        return cls(path, manifest, signature.hint)
 
     def read(self, name: str) -> bytes:
         """Return the verified content of a file.
@@ -470,6 +504,11 @@ class Artifact:
         with self._open(name) as stream:
             self._check_hash(name, hashlib.file_digest(stream, "sha256").hexdigest())
         return self.path / name
+
+    def verify_all(self) -> None:
+        """Verify every file that the manifest lists; see `verify`."""
+        for name in self.manifest.files:
+            self.verify(name)
 
     def _open(self, name: str) -> BufferedReader:
         if name not in self.manifest.files:
@@ -591,6 +630,25 @@ def _parse(content: bytes) -> Manifest:
     except ValueError as error:
         raise ArtifactError(f"{MANIFEST} is invalid: {error}") from error
     return manifest
+
+
+def _signature(path: Path, key: Path) -> "Signature":
+    """Return the verified signature of an artifact."""
+    from models.signing import SignatureError, read_public_key, verify_signature
+
+    public_key = read_public_key(key)
+    if not os.path.lexists(path / SIGNATURE):
+        raise ArtifactError(
+            f"the artifact {path.name} has no signature {SIGNATURE}, which vitrine sign writes"
+        )
+    with _open_regular(path, SIGNATURE) as stream:
+        content = _read_all(stream, SIGNATURE)
+    try:
+        return verify_signature(content, public_key)
+    except SignatureError as error:
+        raise ArtifactError(
+            f"the signature {SIGNATURE} of the artifact {path.name} {error}"
+        ) from None
 
 
 def _read_all(stream: BufferedReader, name: str) -> bytes:

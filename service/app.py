@@ -118,7 +118,12 @@ def create_app(
         registry=registry,
         watch=ModelWatch(registry, settings.model_specs),
         gradients=GradientProcess(
-            partial(worker_command, device=settings.debug.device, log=settings.server.log),
+            partial(
+                worker_command,
+                device=settings.debug.device,
+                log=settings.server.log,
+                verify=settings.models.verify,
+            ),
             settings.debug,
         ),
     )

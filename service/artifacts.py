@@ -23,7 +23,10 @@ def with_artifacts(settings: Settings, *, refresh: bool = False) -> Settings:
 
     @functools.cache  # a model that is served twice is exported once
     def artifact(name: Path, precision: Precision) -> Path:
-        return artifact_of(name, engine.name, precision, models.cache, refresh=refresh)
+        may_export = models.verify is None
+        return artifact_of(
+            name, engine.name, precision, models.cache, refresh=refresh, may_export=may_export
+        )
 
     if models.folder is not None:  # has artifacts only
         return settings

@@ -49,7 +49,7 @@ def check_settings(settings: Settings) -> None:
     """Check all that can refuse a start before its models are exported, which takes longer.
 
     Raises:
-        ArtifactError: `models.folder` has no artifact.
+        ArtifactError: `models.folder` has no artifact, or `models.verify` no key.
         EngineError: An engine is unknown or unavailable on this machine.
         OSError: The keys file cannot be read, or the port cannot be opened.
         ValueError: Any error of `check_access` or `check_traces`, a name of a model is invalid, or
@@ -57,6 +57,10 @@ def check_settings(settings: Settings) -> None:
     """
     check_access(settings)
     check_traces()
+    if settings.models.verify is not None:
+        from models.signing import read_public_key  # imports cryptography
+
+        read_public_key(settings.models.verify)
     for spec in settings.model_specs():
         select_engine(None, spec.options.engine, spec.options.precision)
         for name in filter(None, (spec.options.name, *spec.aliases)):
@@ -183,16 +187,17 @@ def check_model(path: Path, options: ModelOptions) -> str:
         ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
         EngineError: The engine is unknown or unavailable on this machine, or fails the self-check.
     """
-    artifact = Artifact.load(path)
-    for name in artifact.manifest.files:  # the start leaves some to this check
-        artifact.verify(name)
+    artifact = Artifact.load(path, options.verify)
+    artifact.verify_all()  # a start without `models.verify` leaves some files to this check
 
     async def open_and_close() -> str:
         async with await open_model(path, options) as model:
             engine = model.engine
+            signed = f", and signed by the key {artifact.signed_by}" if artifact.signed_by else ""
             return (
                 f"{path} passes the self-check: {model.name}, engine {engine.name} in "
                 f"{engine.precision}; all {len(artifact.manifest.files)} files are as exported"
+                f"{signed}"
             )
 
     return asyncio.run(open_and_close())

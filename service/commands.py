@@ -3,16 +3,25 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib import import_module
+from pkgutil import resolve_name
 
-# Module whose `main` runs a verb.
+# Function that runs a verb.
 COMMANDS = {
-    "serve": ("service.__main__", "serve models over HTTP, and explain their results"),
-    "export": ("models.export.__main__", "export a model with options, to an artifact"),
-    "encode": ("service.bulk.__main__", "encode files of texts"),
-    "eval": ("service.evaluation.__main__", "measure search with a model by relevance judgements"),
-    "migrate": ("service.evaluation.migrate", "search an old model's index with a new model"),
-    "explain": ("service.explain_command", "score two texts or label one, and colour their words"),
+    "serve": ("service.__main__:main", "serve models over HTTP, and explain their results"),
+    "export": ("models.export.__main__:main", "export a model with options, to an artifact"),
+    "sign": ("service.provenance:sign", "sign an artifact"),
+    "verify": ("service.provenance:verify", "verify the signature of an artifact"),
+    "bom": ("service.provenance:bom", "print the bill of materials of an artifact"),
+    "encode": ("service.bulk.__main__:main", "encode files of texts"),
+    "eval": (
+        "service.evaluation.__main__:main",
+        "measure search with a model by relevance judgements",
+    ),
+    "migrate": ("service.evaluation.migrate:main", "search an old model's index with a new model"),
+    "explain": (
+        "service.explain_command:main",
+        "score two texts or label one, and colour their words",
+    ),
 }
 
 
@@ -25,8 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, summary) in COMMANDS.items():
         verbs.add_parser(name, help=summary, add_help=False)
-    module, _ = COMMANDS[parser.parse_args(words[:1]).command]
-    status: int = import_module(module).main(words[1:])
+    function, _ = COMMANDS[parser.parse_args(words[:1]).command]
+    status: int = resolve_name(function)(words[1:])
     return status
 
 

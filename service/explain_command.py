@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _settings(model: str | None) -> Settings:
     settings = Settings()
     if model is not None:
-        models = ModelsSettings(cache=settings.models.cache)
+        models = ModelsSettings(cache=settings.models.cache, verify=settings.models.verify)
         update = {"model": ModelSettings.model_validate({"path": model}), "models": models}
         return settings.model_copy(update=update)
     if settings.models.folder or settings.models.served:

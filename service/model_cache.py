@@ -41,7 +41,13 @@ _OLD = ".old-"
 
 
 def artifact_of(
-    name: Path, engine: str, precision: Precision, cache: Path | None, *, refresh: bool = False
+    name: Path,
+    engine: str,
+    precision: Precision,
+    cache: Path | None,
+    *,
+    refresh: bool = False,
+    may_export: bool = True,
 ) -> Path:
     """Return the path of a model's artifact, which is exported if it is not in the cache.
 
@@ -51,14 +57,17 @@ def artifact_of(
         precision: Precision of the engine.
         cache: Folder of the cache; None: that of the environment.
         refresh: Whether to export again what the cache has, from the newest commit of a hub model.
+        may_export: Whether the model may be exported: nobody has signed what a start exports.
 
     Raises:
-        ArtifactError: The model cannot be found or exported; the message has the remedy.
+        ArtifactError: The model cannot be found or exported, or may not; the message has the
+            remedy.
         OSError: A file of the model, or of the cache, cannot be read.
     """
     if not (name / MANIFEST).is_file():
         options = _export_options(engine, precision)
-        return _entry(str(name), options, cache or _default_cache()).artifact(refresh=refresh)
+        entry = _entry(str(name), options, cache or _default_cache())
+        return entry.artifact(refresh=refresh, may_export=may_export)
     if refresh:
         log.warning("%s is an artifact, which --refresh does not export again", name)
     return name
@@ -117,10 +126,15 @@ class _Entry:
     options: Sequence[str]
     folder: Path
 
-    def artifact(self, *, refresh: bool) -> Path:
+    def artifact(self, *, refresh: bool, may_export: bool) -> Path:
         """Return the path of the artifact, after an export if `refresh` or if there is none."""
         if not refresh and (path := self._cached()):
             return path
+        if not may_export:
+            raise ArtifactError(
+                f"{self.model} is no signed artifact, which models.verify requires: run vitrine "
+                f"export {self.model} --out FOLDER --sign KEY, and serve FOLDER"
+            )
         with _exit_on_signals(), self._locked() as lock:
             # Another process may have exported the model meanwhile.
             if not refresh and (path := self._cached()):

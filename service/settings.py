@@ -153,6 +153,11 @@ class ModelsSettings(_Group):
         description="Folder in which exported models are kept; none: `vitrine` in "
         "`$XDG_CACHE_HOME`, or in `~/.cache`",
     )
+    verify: Path | None = Field(
+        None,
+        description="PEM file with the public key, or the certificate of it, that must have signed "
+        "each artifact; no model is exported then; none: artifacts need no signature",
+    )
     watch_s: float = Field(
         0.0,
         ge=0,
@@ -403,6 +408,7 @@ class Settings(BaseSettings):
             max_chars=self.limits.max_chars,
             max_token_vectors=self.limits.max_token_vectors,
             max_chunks=self.limits.max_inputs,
+            verify=self.models.verify,
         )
 
 

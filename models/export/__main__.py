@@ -57,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from models.export.sources import SourceError, resolve
     from models.network.pooling import POOLINGS
     from models.quantization import read_calibration
+    from models.signing import read_private_key
 
     parser = argparse.ArgumentParser(
         prog="vitrine-export",
@@ -164,6 +165,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{MIN_TEXTS} texts (default: no ranges, and texts from the vocabulary alone for an int8 "
         "graph)",
     )
+    parser.add_argument(
+        "--sign",
+        metavar="KEY",
+        type=Path,
+        help="sign the artifact with the private key of an elliptic curve in this PEM file "
+        "(default: no signature)",
+    )
     options = parser.parse_args(arguments)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     overrides = Overrides(
@@ -181,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.out.exists():
             raise ArtifactError(f"{options.out} already exists; remove it or choose another --out")
+        key = None if options.sign is None else read_private_key(options.sign)
         texts = None if options.calibrate is None else _lines(options.calibrate)
         artifact, parity = export(
             resolve(options.model, options.revision),
@@ -191,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             copy_source=options.source,
             calibration_texts=texts,
             int8=bounds if options.precision == "int8" else None,
+            key=key,
             report=lambda line: print(_printable(line), flush=True),
         )
     except (SourceError, CheckpointError, ArtifactError, EngineError, OSError) as error:

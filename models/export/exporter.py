@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from tokenizers import Tokenizer
 
 from models.artifact import (
@@ -38,6 +39,7 @@ from models.export.checkpoint import NO_OVERRIDES, load
 from models.export.gliner_rows import check_row, least_tokens
 from models.export.int8.graph import add_int8_graph
 from models.export.int8.quality import QualityBounds, check_outputs
+from models.export.model_card import license_of
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.pair_template import template_of_hub
@@ -60,6 +62,7 @@ from models.export.tokenizer_file import read_tokenizer
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import NO_ADAPTER
 from models.quantization import write_calibration
+from models.signing import sign
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
 # File name of each engine's graph. Graphs are compared with PyTorch in this order. OpenVINO is
@@ -102,6 +105,7 @@ def export(
     copy_source: bool = True,
     calibration_texts: Sequence[str] | None = None,
     int8: QualityBounds | None = None,
+    key: EllipticCurvePrivateKey | None = None,
     report: Callable[[str], None] = lambda _: None,
 ) -> tuple[Artifact, list[Parity]]:
     """Write the artifact of `source` to the directory `out`.
@@ -117,6 +121,7 @@ def export(
             vocabulary, the int8 graph; None: no calibration of vectors, and texts from the
             vocabulary alone for the int8 graph.
         int8: Lowest acceptable quality of an int8 graph; None: no int8 graph.
+        key: Private key that signs the artifact, see `models.signing`; None: it is not signed.
         report: Called with a progress message at each step.
 
     Returns:
@@ -142,7 +147,8 @@ def export(
     report(f"Reading {source.name}")
     files = ModelFolder(source.folder)
     if is_static(files):
-        return _export_static(source, files, out, dtypes, overrides, texts, int8, report)
+        return _export_static(source, files, out, dtypes, overrides, texts, int8, key, report)
+    terms = license_of(ModelFolder(source.folder))  # what it reads is not copied to source/
     model, config = load(files, _with_hub_settings(overrides, files, source.source), report)
     if model.encoder.config.experts and (int8 or dtype != "float32"):
         option = "--precision int8" if int8 else f"--dtype {dtype}"
@@ -168,7 +174,7 @@ def export(
         for target, graph_dtype in dtypes.items():
             report(f"Exporting {model.encoder.config.num_layers} layers for {target}")
             graphs += _write_graphs(model, target, graph_dtype, folder)
-        manifest = _manifest(source, files, model, config, rules, graphs, hashes(folder))
+        manifest = _manifest(source, files, model, config, rules, graphs, hashes(folder), terms)
         write_manifest(folder, manifest)
         if int8:
             check_outputs(manifest)
@@ -180,6 +186,7 @@ def export(
         manifest = replace(manifest, graphs=tuple(_with_parity(g, parity) for g in graphs))
         write_manifest(folder, manifest)
         manifest = _calibrated(Artifact(folder, manifest), tokenizer, texts, int8, report)
+        _sign(folder, key, out.name, report)
     report(f"Wrote {out} in {time.monotonic() - started:.0f} s")
     return Artifact(out, manifest), parity
 
@@ -205,6 +212,7 @@ def _export_static(
     overrides: Overrides,
     texts: Sequence[str] | None,
     int8: QualityBounds | None,
+    key: EllipticCurvePrivateKey | None,
     report: Callable[[str], None],
 ) -> tuple[Artifact, list[Parity]]:
     """Write the artifact of a static model; see `export`. It has no source: it has no gradients."""
@@ -222,6 +230,7 @@ def _export_static(
         manifest = replace(manifest, graphs=(_with_parity(manifest.graphs[0], parity),))
         write_manifest(folder, manifest)
         manifest = _calibrated(Artifact(folder, manifest), model.tokenizer, texts, None, report)
+        _sign(folder, key, out.name, report)
     report(f"Wrote {out}")
     return Artifact(out, manifest), parity
 
@@ -247,6 +256,17 @@ def _calibrated(
     report(f"Calibrating int8 with texts from {source}")
     artifact = replace(artifact, manifest=manifest)
     return add_int8_graph(artifact, tokenizer, texts, int8, report).manifest
+
+
+def _sign(
+    folder: Path,
+    key: EllipticCurvePrivateKey | None,
+    name: str,
+    report: Callable[[str], None],
+) -> None:
+    """Sign a complete artifact before it gets its place, with the name that it has there."""
+    if key is not None:
+        report(f"Signed by the key {sign(Artifact.load(folder), key, name)}")
 
 
 def _check_has_pooled(name: str, config: SentenceConfig) -> None:
@@ -399,6 +419,7 @@ def _manifest(
     rules: Mapping[str, TokenRules],
     graphs: Sequence[Graph],
     file_hashes: Mapping[str, str],
+    terms: str | None,
 ) -> Manifest:
     return Manifest(
         name=source.name,
@@ -431,6 +452,7 @@ def _manifest(
         pair_template=config.pair_template,
         spans=config.spans.rules if config.spans else None,
         has_experts=model.encoder.config.experts is not None,
+        license=terms,
     )
 
 

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,7 @@ def _strip(graph: onnx.ModelProto) -> None:
 
 
 VERSIONS = {
+    "vitrine": version("vitrine"),
     "torch": torch.__version__,
     "onnx": onnx.__version__,
     "onnxscript": onnxscript.__version__,

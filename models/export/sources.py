@@ -57,7 +57,7 @@ _PINNED = {
 
 # Files that an export reads. Pickles of heads are never loaded. They are here so that the export
 # can say that it omits them.
-_FILES = ["*.json", "*.jinja", "*.safetensors", "*_linear.pt"]
+_FILES = ["*.json", "*.jinja", "*.safetensors", "*_linear.pt", "README.md"]
 # Weights that an export does not read, and what to do instead.
 _ORIGINAL = "name the model that they were converted from: a folder or a hub id with safetensors"
 _OTHER_WEIGHTS = {

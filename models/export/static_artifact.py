@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import embedding, embedding_bag
 
 from models.artifact import EMBEDDINGS, TABLE_ENGINE, Check, Graph, Manifest, sha256
+from models.export.model_card import license_of
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.parity import Case, Results
 from models.export.sources import CheckpointSource
@@ -121,4 +122,5 @@ def static_manifest(
         graphs=(table,),
         files=file_hashes,
         versions=versions,
+        license=license_of(files),
     )

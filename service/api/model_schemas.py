@@ -121,6 +121,10 @@ class ServiceInfo(BaseModel):
     model: str
     source: str
     revision: str | None
+    license: str | None = Field(
+        description="License of the checkpoint, as its model card or config states it; null: "
+        "neither does"
+    )
     family: str
     outputs: list[str] = Field(
         description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
@@ -169,6 +173,13 @@ class ServiceInfo(BaseModel):
         description="Names of the model's adapters; each is selected by the prompt of the same name"
     )
     weights_sha256: dict[str, str]
+    versions: dict[str, str] = Field(
+        description="Versions of the programs that exported the artifact"
+    )
+    signature: str | None = Field(
+        description="SHA-256 of the PEM public key that verified the artifact's signature; null: "
+        "the setting `models.verify` requires none"
+    )
     identity: str = Field(
         description="SHA-256 of everything that determines results: settings of the artifact, its "
         "files, engine and precision; X-Model-Version is its start"

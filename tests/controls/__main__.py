@@ -27,12 +27,13 @@ from tests.controls import (
     models,
     results,
     several_models,
+    signatures,
 )
 from tests.controls.guard import Guard
 
 ROOT = Path(__file__).parents[2]
 _LIMIT_S = 120  # a hanging test counts as failing
-_AREAS = (bulk, models, results, batches, several_models, http, gradients, benchmarks)
+_AREAS = (bulk, models, results, batches, several_models, http, gradients, signatures, benchmarks)
 GUARDS = tuple(guard for area in _AREAS for guard in area.GUARDS)
 
 

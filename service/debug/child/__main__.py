@@ -1,4 +1,4 @@
-"""The gradient process: `python -m service.debug.child ARTIFACT DEVICE LOG`.
+"""The gradient process: `python -m service.debug.child ARTIFACT DEVICE LOG [KEY]`.
 
 The process reads jobs from standard input, runs one at a time, and writes each reply to standard
 output. Jobs and replies are sent as frames (see `service.debug.pipeline.frames`). The process exits
@@ -31,7 +31,7 @@ _NICE_OF_START, _NICE_OF_JOBS = 5, 19
 
 def main() -> None:
     """Load the reference model, then run jobs until the end of standard input."""
-    path, device, log_format = sys.argv[1:]
+    path, device, log_format, *verify = sys.argv[1:]
     configure(cast(LogFormat, log_format))
     # Ctrl+C sends SIGINT to the service too, which then ends this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -42,7 +42,7 @@ def main() -> None:
     bodies: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(sys.stdin.buffer, bodies), daemon=True).start()
     try:
-        jobs = _open(Path(path), device)
+        jobs = _open(Path(path), device, Path(*verify) if verify else None)
     except Exception:
         log.exception("the reference model could not be loaded")
         _write(replies, encode_reply(Failed()))
@@ -78,12 +78,12 @@ def _write(replies: BinaryIO, body: bytes) -> None:
     replies.flush()
 
 
-def _open(path: Path, device: str) -> "Jobs":
+def _open(path: Path, device: str, verify: Path | None) -> "Jobs":
     # Imported here, because importing torch takes seconds: the reader thread, which has already
     # started, can exit the process in the meantime.
     from service.debug.child.jobs import Jobs
 
-    return Jobs(path, device)
+    return Jobs(path, device, verify)
 
 
 def _run(jobs: "Jobs", body: bytes) -> list[bytes]:

@@ -60,20 +60,21 @@ class Jobs:
         path: Folder of the artifact.
         device: Device of the reference model, such as "cpu" or "cuda". "auto" selects "cuda" if it
             is available, otherwise "cpu".
+        verify: See `Artifact.load`.
 
     Raises:
-        ArtifactError: The artifact cannot be loaded, it has no reference model, or the weights of
-            its reference model differ from the weights of its graph.
+        ArtifactError: The artifact cannot be loaded or is not signed, it has no reference model,
+            or the weights of its reference model differ from the weights of its graph.
         CheckpointError: The files of the reference model cannot be loaded.
         RuntimeError: The device is not available.
     """
 
-    def __init__(self, path: Path, device: str) -> None:
+    def __init__(self, path: Path, device: str, verify: Path | None = None) -> None:
         torch.set_num_threads(available_cpus())
         if device == "auto":
             device = "cuda" if torch.cuda.is_available() else "cpu"
         self._device = device
-        self._artifact = Artifact.load(path)
+        self._artifact = Artifact.load(path, verify)
         self._model = ReferenceModel.open(self._artifact, device)
 
     def describe(self) -> Opened:

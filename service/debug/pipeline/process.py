@@ -39,10 +39,16 @@ _START_S = 120.0
 _BUSY = 0.5
 
 
-def worker_command(artifact: Path, device: str, log: LogFormat) -> list[str]:
-    """Return the command that starts the gradient process for an artifact."""
+def worker_command(
+    artifact: Path, device: str, log: LogFormat, verify: Path | None = None
+) -> list[str]:
+    """Return the command that starts the gradient process for an artifact.
+
+    With `verify`, the process verifies the signature again: it reads the manifest for itself.
+    """
     # -P keeps Python from importing a folder named "models" in the current directory.
-    return [sys.executable, "-P", "-m", "service.debug.child", str(artifact), device, log]
+    command = [sys.executable, "-P", "-m", "service.debug.child", str(artifact), device, log]
+    return command if verify is None else [*command, str(verify)]
 
 
 class GradientProcess:

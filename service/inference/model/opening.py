@@ -92,6 +92,8 @@ class ModelOptions:
             labels.
         cache_bytes: Maximum size of the model's own cache of results, in bytes; 0: no cache.
         share: Weight in the division of the device's time among busy models; above 0.
+        verify: PEM file with the public key, or the certificate of it, that must have signed the
+            artifact, all files of which are then verified; None: no signature is required.
     """
 
     name: str | None = None
@@ -108,6 +110,7 @@ class ModelOptions:
     max_chunks: int = 2048
     cache_bytes: int = 0
     share: float = 1.0
+    verify: Path | None = None
 
 
 DEFAULT_OPTIONS = ModelOptions()
@@ -137,7 +140,8 @@ async def open_model(
         devices: Devices that the model shares with other models; None: shared with no other model.
 
     Raises:
-        ArtifactError: The artifact is incomplete or invalid, or was modified after its export.
+        ArtifactError: The artifact is incomplete or invalid, was modified after its export, or is
+            not signed by the key of `options.verify`.
         EngineError: The engine is unknown or unavailable on this machine, or fails the self-check;
             or the model pools tokens, and scipy is not installed.
     """
@@ -226,7 +230,7 @@ def _open(
     path: Path, options: ModelOptions, devices: Devices
 ) -> tuple[Artifact, TextTokenizer, Vectors, Calibration | None, Mapping[str, Space], Engine]:
     """Return the parts of a model."""
-    artifact = Artifact.load(path)
+    artifact = Artifact.load(path, options.verify)
     artifact.check()  # parsed here, not in the event loop
     check_poolable(artifact.manifest)
     tokenizer = TextTokenizer(artifact, options.max_chars, options.max_whole_chars)
@@ -277,19 +281,20 @@ async def _self_check(
 
 
 def _verify_unread(artifact: Artifact, engine: Engine) -> None:
-    """Verify the files that the opened model does not read, except large ones.
+    """Verify the files that the opened model does not read; large ones if a signature is required.
 
-    Weights of other engines and the reference model's files take as long as a start. They are
-    verified when they are read, and by `vitrine-serve --check`.
+    Weights of other engines and the reference model's files take as long as a start. Without a
+    signature they are verified when they are read, and by `vitrine-serve --check`.
 
     Raises:
         ArtifactError: The SHA-256 of a file differs from the manifest's.
     """
     weights = {each.weights for each in artifact.manifest.graphs}
     graph = graph_of(artifact, engine.name, engine.precision)
-    read = {TOKENIZER, CHECK, CALIBRATION, graph.file}
-    for name in sorted(artifact.manifest.files.keys() - weights - read):
-        if not name.startswith(f"{SOURCE}/"):
+    read = {TOKENIZER, CHECK, CALIBRATION, graph.file, graph.weights}
+    for name in sorted(artifact.manifest.files.keys() - read):
+        is_large = name in weights or name.startswith(f"{SOURCE}/")
+        if artifact.signed_by is not None or not is_large:
             artifact.verify(name)
 
 

@@ -681,7 +681,7 @@ class ModelRegistry:
 
 def _inspect(spec: ModelSpec) -> tuple[Artifact, int]:
     """Return the artifact of a model, and the size of its file of weights in bytes."""
-    artifact = Artifact.load(spec.path)
+    artifact = Artifact.load(spec.path, spec.options.verify)
     return artifact, weight_bytes(artifact, spec.options.engine, spec.options.precision)
 
 

@@ -4,6 +4,7 @@ import sys
 import weakref
 from collections import Counter
 from dataclasses import replace
+from importlib.metadata import version
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ from tests.models.checkpoints import (
 from tests.models.export.cuda_graphs import for_cpu
 from tests.models.jina_bert import CODE_OF
 from tests.shared_traces import trace_once
+from tests.signing_keys import new_key
 
 pytestmark = pytest.mark.slow  # exports three dozen models
 
@@ -458,13 +460,18 @@ def test_export_command_writes_an_artifact_and_prints_parity(
     write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
     write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True})
     options = [str(folder), "--out", str(tmp_path / "out"), "--normalize", "--max-tokens", "20"]
-    options.append("--tokens")
+    private, public = new_key(tmp_path, "key")
+    options += ["--tokens", "--sign", str(private)]
     command = [sys.executable, "-m", "models.export", *options]
     completed = subprocess.run(command, capture_output=True, text=True, check=True)
     assert completed.stderr == ""
     assert completed.stdout.splitlines()[-11].split()[:4] == ["Parity", "with", "PyTorch", "rows"]
     assert "prompts not pooled" in completed.stdout
-    manifest = Artifact.load(tmp_path / "out").manifest
+    artifact = Artifact.load(tmp_path / "out", public)
+    artifact.verify_all()
+    assert f"Signed by the key {artifact.signed_by}" in completed.stdout
+    manifest = artifact.manifest
+    assert manifest.versions["vitrine"] == version("vitrine")
     assert (manifest.name, manifest.pooling) == ("tiny", ("cls",))
     assert (manifest.normalize, manifest.max_tokens) == (True, 20)
     assert manifest.outputs == ("pooled", "tokens")

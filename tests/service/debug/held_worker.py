@@ -40,9 +40,11 @@ with patch.object(os, "nice"), patch.object(os, "setpriority"), patch.object(wor
 """
 
 
-def held_worker_command(hold: Path, artifact: Path, device: str, log: LogFormat) -> list[str]:
+def held_worker_command(
+    hold: Path, artifact: Path, device: str, log: LogFormat, verify: Path | None = None
+) -> list[str]:
     """Return the command of a gradient process whose jobs wait while the file exists."""
-    command = worker_command(artifact, device, log)
+    command = worker_command(artifact, device, log, verify)
     module = command.index("-m")
     command[module : module + 2] = ["-c", _SCRIPT.format(hold=str(hold))]
     return command

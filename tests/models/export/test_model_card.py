@@ -1,0 +1,105 @@
+"""The license of a checkpoint, from model cards that huggingface_hub writes."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard, ModelCardData
+
+from models.artifact import MANIFEST, Artifact, ArtifactError
+from models.export.__main__ import main
+from models.export.exporter import export
+from models.export.model_card import license_of
+from models.export.model_folder import CheckpointError, ModelFolder
+from models.export.sources import content_sha256, resolve
+from models.signing import read_private_key
+from tests.models.checkpoints import edit_json, write_json
+from tests.models.static_models import save_model2vec, word_pieces
+from tests.signing_keys import new_key
+
+
+def write_card(folder: Path, **metadata: Any) -> None:  # noqa: ANN401 - the metadata's own
+    ModelCard(f"---\n{ModelCardData(**metadata)}\n---\n# A model\n").save(folder / "README.md")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"license": "apache-2.0"}, "apache-2.0"),
+        ({"license": ["mit", "apache-2.0"]}, "mit, apache-2.0"),
+        ({"license": "other", "license_name": "own-terms"}, "own-terms"),
+        ({"license": "other"}, "other"),
+        ({"tags": ["mteb"]}, None),
+    ],
+)
+def test_license_is_that_of_the_model_card(
+    tmp_path: Path, metadata: dict[str, Any], expected: str | None
+) -> None:
+    write_card(tmp_path, **metadata)
+    assert license_of(ModelFolder(tmp_path)) == expected
+
+
+def test_license_of_the_config_counts_only_without_one_in_the_model_card(tmp_path: Path) -> None:
+    assert license_of(ModelFolder(tmp_path)) is None
+    write_json(tmp_path / "config.json", {"license": "mit"})
+    assert license_of(ModelFolder(tmp_path)) == "mit"
+    (tmp_path / "README.md").write_text("# A model card without metadata\n")
+    assert license_of(ModelFolder(tmp_path)) == "mit"
+    write_card(tmp_path, license="apache-2.0")
+    assert license_of(ModelFolder(tmp_path)) == "apache-2.0"
+
+
+@pytest.mark.parametrize("metadata", [b"- a list", b"license: [", b"\xff"])
+def test_invalid_metadata_is_refused_by_name(tmp_path: Path, metadata: bytes) -> None:
+    (tmp_path / "README.md").write_bytes(b"---\n" + metadata + b"\n---\n")
+    with pytest.raises(CheckpointError, match=r"metadata of README.md, with the license, is inv"):
+        license_of(ModelFolder(tmp_path))
+
+
+def test_export_with_an_invalid_model_card_ends_before_the_model_is_read(
+    small_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(small_folder, tmp_path / "model")
+    (tmp_path / "model/README.md").write_text("---\n- a list\n---\n")
+    monkeypatch.setattr("models.export.exporter.load", pytest.fail)
+    with pytest.raises(CheckpointError, match=r"metadata of README.md"):
+        export(resolve(str(tmp_path / "model")), tmp_path / "out")
+
+
+def test_license_of_a_network_is_in_the_manifest(small_artifact: Artifact) -> None:
+    # The small model has the model card of all-MiniLM-L6-v2.
+    assert small_artifact.manifest.license == "apache-2.0"
+
+
+def test_changed_license_is_another_export(tmp_path: Path) -> None:
+    save_model2vec(tmp_path / "model", word_pieces())
+    write_card(tmp_path / "model", license="mit")
+    before = content_sha256(tmp_path / "model")
+    write_card(tmp_path / "model", license="apache-2.0")
+    assert content_sha256(tmp_path / "model") != before
+
+
+def test_static_model_is_exported_with_its_license_and_signed(tmp_path: Path) -> None:
+    save_model2vec(tmp_path / "model", word_pieces())
+    write_card(tmp_path / "model", license="mit")
+    private, public = new_key(tmp_path, "key")
+    export(resolve(str(tmp_path / "model")), tmp_path / "out", key=read_private_key(private))
+    artifact = Artifact.load(tmp_path / "out", public)
+    artifact.verify_all()
+    assert artifact.manifest.license == "mit"
+    edit_json(tmp_path / "out" / MANIFEST, license="apache-2.0")
+    with pytest.raises(ArtifactError, match=r"manifest.json in the artifact out is not the signed"):
+        Artifact.load(tmp_path / "out", public)
+
+
+def test_export_with_a_wrong_key_ends_before_the_model_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, public = new_key(tmp_path, "key")
+    for file, problem in (
+        (public, "key.pub.pem is not a private key in PEM"),
+        (tmp_path / "none.pem", "none.pem cannot be read: No such file"),
+    ):
+        assert main(["missing/model", "--out", str(tmp_path / "out"), "--sign", str(file)]) == 1
+        assert problem in capsys.readouterr().err
