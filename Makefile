@@ -26,6 +26,7 @@
 
 # make docs     the documentation as a site, in build/docs
 # make image    the image for CPUs, as vitrine
+# make model-image ARTIFACT=...  an artifact as an image for Kubernetes, as vitrine-model (needs Docker)
 # make release  wheel, sdist, images and bills of materials, in dist/ (needs Docker, git and the network)
 # make lock     pin the tested versions, and by hash the packages of the images
 # make audit    find known vulnerabilities of the pinned packages, and write bills of materials (needs the network)
@@ -51,7 +52,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve docs image dist release check test coverage test-gpu lint lock audit format bench bench-against bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-explain bench-explain-price bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve docs image model-image dist release check test coverage test-gpu lint lock audit format bench bench-against bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-explain bench-explain-price bench-faults bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -225,6 +226,12 @@ BUILD_IMAGE = docker build --network $(or $(VITRINE_BUILD_NETWORK),default) \
   $(if $(filter file,$(origin TORCH_INDEX)),,--build-arg TORCH_INDEX=$(TORCH_INDEX))
 image:
 	$(BUILD_IMAGE) --tag vitrine --target serve .
+
+# The version is a hash of the manifest, which has the hashes of the other files.
+model-image:
+	@test -f $(ARTIFACT)/manifest.json || { echo '$(ARTIFACT) is not an artifact: no manifest.json'; exit 1; }
+	docker build --tag vitrine-model --file deploy/model.Dockerfile \
+	  --label org.opencontainers.image.version=$$(sha256sum $(ARTIFACT)/manifest.json | cut -c1-12) $(ARTIFACT)
 
 # Built from the files of the last commit, with its time, so that two builds have equal bytes. setuptools gives the
 # files that it adds to the sdist the time of the build, so the sdist is packed again.

@@ -1,5 +1,7 @@
 """The manifests match the schemas of the Kubernetes API, the service and each other."""
 
+import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -15,11 +17,17 @@ from models.engines import ENGINES
 from service.settings import EngineSettings, ServerSettings, table, variable
 from tests.deploy.test_monitoring import ROOT
 
-BASE, GPU, MONITOR, MODEL = (
-    ROOT / "deploy/kubernetes" / name for name in ("base", "gpu", "monitor", "model")
+KUBERNETES = ROOT / "deploy/kubernetes"
+BASE, GPU, MONITOR, MODEL, KEDA = (
+    KUBERNETES / name for name in ("base", "gpu", "monitor", "model", "keda")
 )
-# The oldest API with every field used, and the newest in kubernetes_validate.
-VERSIONS = ("1.25", "1.37")
+# The newest in kubernetes_validate.
+NEWEST = ("1.35", "1.36", "1.37")
+# With the oldest API that has every field of the base.
+VERSIONS = ("1.25", *NEWEST)
+# Definitions of KEDA and of the Prometheus operator, which the API does not have.
+CUSTOM = {"ScaledObject", "ServiceMonitor"}
+OVERLAYS = sorted(folder.name for folder in KUBERNETES.iterdir() if folder != MONITOR)
 
 
 def manifests(folder: Path) -> dict[str, Any]:
@@ -130,6 +138,110 @@ def test_overlay_with_a_job_serves_the_model_that_it_exports() -> None:
     for kind in ("Job", "Deployment"):
         [container] = built[kind]["spec"]["template"]["spec"]["containers"]
         assert container["envFrom"] == source
+
+
+@pytest.mark.kubectl
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_built_overlay_is_valid_for_the_newest_kubernetes_apis(overlay: str) -> None:
+    built = build(KUBERNETES / overlay)
+    for kind in built.keys() - CUSTOM:
+        for version in NEWEST:
+            kubernetes_validate.validate(built[kind], version, strict=True)
+    # Only the overlay of KEDA has no autoscaler, and never are there two.
+    assert ("HorizontalPodAutoscaler" in built) != ("ScaledObject" in built)
+
+
+# Fields of KEDA 2.18: https://keda.sh/docs/2.18/reference/scaledobject-spec/ and
+# https://keda.sh/docs/2.18/scalers/prometheus/.
+SCALER = {
+    *("scaleTargetRef", "minReplicaCount", "maxReplicaCount", "pollingInterval"),
+    *("cooldownPeriod", "advanced", "fallback", "triggers"),
+}
+TRIGGER = {
+    *("serverAddress", "query", "threshold", "activationThreshold", "namespace"),
+    *("customHeaders", "ignoreNullValues", "queryParameters", "unsafeSsl", "timeout"),
+    "authModes",
+}
+
+
+def test_scaled_object_has_fields_of_keda_and_metrics_of_the_service(client: TestClient) -> None:
+    scaler = yaml.safe_load((KEDA / "scaler.yaml").read_text())
+    assert (scaler["apiVersion"], scaler["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    spec = scaler["spec"]
+    assert spec.keys() <= SCALER
+    assert spec["scaleTargetRef"] == {"name": OWN["Deployment"]["metadata"]["name"]}
+    client.post("/encode", json={"inputs": ["A text."]})
+    exposed = set(re.findall(r"^(\w+)", client.get("/metrics").text, re.MULTILINE))
+    job = MANIFESTS["Service"]["metadata"]["labels"]["app.kubernetes.io/component"]
+    for trigger in spec["triggers"]:
+        assert trigger["type"] == "prometheus"
+        assert trigger["metricType"] in {"AverageValue", "Value"}
+        metadata = trigger["metadata"]
+        assert metadata.keys() <= TRIGGER
+        assert all(isinstance(value, str) for value in metadata.values())
+        [(metric, selector)] = re.findall(r"(vitrine_\w+)\{(.*?)\}", metadata["query"])
+        assert metric in exposed
+        assert selector == f'job="{job}"'
+    # KEDA hands the behaviour to an autoscaler.
+    own = OWN["HorizontalPodAutoscaler"]
+    behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+    autoscaler = {**own, "spec": {**own["spec"], "behavior": behavior}}
+    kubernetes_validate.validate(autoscaler, NEWEST[-1], strict=True)
+
+
+@pytest.mark.kubectl
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("overlay", ["image-volume", "image-copy"])
+def test_pods_serve_the_model_of_an_image(overlay: str) -> None:
+    spec = build(KUBERNETES / overlay)["Deployment"]["spec"]["template"]["spec"]
+    [container] = spec["containers"]
+    # The folder of the Dockerfile, below the mount.
+    assert "COPY . /model\n" in (ROOT / "deploy/model.Dockerfile").read_text()
+    environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert environment["VITRINE_MODEL__PATH"] == "/models/model"
+    mounts = {mount["name"]: mount for mount in container["volumeMounts"]}
+    assert mounts["models"] == {"name": "models", "mountPath": "/models", "readOnly": True}
+    [volume] = [volume for volume in spec["volumes"] if volume["name"] == "models"]
+    for copy in spec.get("initContainers", ()):
+        assert copy["command"] == ["/bin/cp", "-r", "/model", "/models/"]
+        assert copy["volumeMounts"] == [{"name": "models", "mountPath": "/models"}]
+        assert copy["securityContext"] == CONTAINER["securityContext"]
+    assert ("image" in volume) == (overlay == "image-volume")
+    assert ("emptyDir" in volume) == ("initContainers" in spec)
+
+
+def model_image(artifact: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run `make model-image` with a `docker` that prints its arguments."""
+    docker = folder / "docker"
+    docker.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    docker.chmod(0o755)
+    return subprocess.run(
+        ["make", "--silent", "--directory", str(ROOT), "model-image", f"ARTIFACT={artifact}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"},
+    )
+
+
+# What the image contains is not tested: its base comes from a registry.
+def test_model_image_has_the_hash_of_the_manifest_as_version(tmp_path: Path) -> None:
+    manifest = tmp_path / "manifest.json"
+    manifest.write_text('{"format": 8}')
+    done = model_image(tmp_path, tmp_path)
+    version = hashlib.sha256(manifest.read_bytes()).hexdigest()[:12]
+    assert done.returncode == 0
+    arguments = done.stdout.split()
+    assert arguments[0] == "build"
+    assert f"org.opencontainers.image.version={version}" in arguments
+    assert (ROOT / arguments[arguments.index("--file") + 1]).is_file()
+    assert arguments[-1] == str(tmp_path)
+
+
+def test_model_image_of_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    done = model_image(tmp_path / "absent", tmp_path)
+    assert done.returncode != 0
+    assert done.stdout == f"{tmp_path / 'absent'} is not an artifact: no manifest.json\n"
 
 
 def autoscaler(manifests: dict[str, Any]) -> list[dict[str, Any]]:
