@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
 
-# A worker with two CPUs: 4,045 tokens per CPU second and 0.2 ms of CPU time per request.
+# A worker with two CPUs of its own: 4,045 tokens per CPU second, 0.2 ms of CPU time per request.
 # process_cpu_seconds_total before and after `deploy/load_test.py --words lognormal:40,0.7`, with
 # `--texts 16 --clients 1` and `--texts 1 --clients 16`: all-MiniLM-L6-v2, AMD EPYC, 2026-11-28.
 TOKENS_PER_S = 8090.0
