@@ -61,9 +61,9 @@ class Rule:
 
 RULES = {
     "CPU 70 %, queued tokens 4,000: kubernetes/base": Rule(
-        {"cpu": 0.7, "queue_tokens": 4000}, max_replicas=10
+        {"cpu": 0.7, "queue_tokens": 4000}, 10, 15
     ),
-    "the same, 10 pods per 15 s": Rule({"cpu": 0.7, "queue_tokens": 4000}, 10, 15, max_replicas=10),
+    "the same, at most doubled every 30 s": Rule({"cpu": 0.7, "queue_tokens": 4000}),
     "queue age 0.1 s": Rule({"queue_age_s": 0.1}, 10, 15),
     "queue age 0.5 s": Rule({"queue_age_s": 0.5}, 10, 15),
     "queued tokens 1,000": Rule({"queue_tokens": 1000}, 10, 15),

@@ -79,12 +79,12 @@ def outcomes() -> dict[str, Outcome]:
     return {name: simulate(times, tokens, rule) for name, rule in [("hpa", HPA), ("keda", KEDA)]}
 
 
-def test_rule_of_keda_keeps_the_day_below_500_ms(outcomes: dict[str, Outcome]) -> None:
+def test_rules_of_the_manifests_keep_the_day_below_500_ms(outcomes: dict[str, Outcome]) -> None:
     hpa, keda = outcomes["hpa"], outcomes["keda"]
-    assert keda.p(99) <= 500 < hpa.p(99)
-    assert keda.rejected == 0
-    assert keda.worker_hours <= 1.25 * hpa.worker_hours
-    assert keda.reversals <= 10
+    assert keda.p(99) < hpa.p(99) <= 500
+    assert hpa.rejected == keda.rejected == 0
+    assert hpa.worker_hours < keda.worker_hours <= 1.25 * hpa.worker_hours
+    assert max(hpa.reversals, keda.reversals) <= 10
 
 
 def test_simulated_rules_are_those_of_the_manifests() -> None:
@@ -94,20 +94,18 @@ def test_simulated_rules_are_those_of_the_manifests() -> None:
         "cpu": cpu["resource"]["target"]["averageUtilization"] / 100,
         "queue_tokens": float(queue["pods"]["target"]["averageValue"]),
     }
-    [up] = hpa["behavior"]["scaleUp"]["policies"]
-    assert (up["value"], up["periodSeconds"], HPA.up_pods) == (100, HPA.up_period_s, 0)
     assert (hpa["minReplicas"], hpa["maxReplicas"]) == (HPA.min_replicas, HPA.max_replicas)
 
     keda = yaml.safe_load((KUBERNETES / "keda/scaler.yaml").read_text())["spec"]
     rate, age = (trigger["metadata"]["threshold"] for trigger in keda["triggers"])
     assert KEDA.targets == {"tokens_per_s": float(rate), "queue_age_s": float(age)}
     behavior = keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-    percent, pods = behavior["scaleUp"]["policies"]
-    assert (percent["value"], pods["value"]) == (100, KEDA.up_pods)
-    assert percent["periodSeconds"] == pods["periodSeconds"] == KEDA.up_period_s
     assert (keda["minReplicaCount"], keda["maxReplicaCount"]) == (
         KEDA.min_replicas,
         KEDA.max_replicas,
     )
-    for scaling in (hpa["behavior"], behavior):
+    for scaling, rule in ((hpa["behavior"], HPA), (behavior, KEDA)):
+        percent, pods = scaling["scaleUp"]["policies"]
+        assert (percent["value"], pods["value"]) == (100, rule.up_pods)
+        assert percent["periodSeconds"] == pods["periodSeconds"] == rule.up_period_s
         assert scaling["scaleDown"]["stabilizationWindowSeconds"] == STABILIZATION_S
