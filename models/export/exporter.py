@@ -146,9 +146,11 @@ def export(
     started = time.monotonic()
     report(f"Reading {source.name}")
     files = ModelFolder(source.folder)
+    terms = license_of(ModelFolder(source.folder), report)  # what it reads is not copied to source/
     if is_static(files):
-        return _export_static(source, files, out, dtypes, overrides, texts, int8, key, report)
-    terms = license_of(ModelFolder(source.folder))  # what it reads is not copied to source/
+        return _export_static(
+            source, files, out, dtypes, overrides, texts, int8, key, terms, report
+        )
     model, config = load(files, _with_hub_settings(overrides, files, source.source), report)
     if model.encoder.config.experts and (int8 or dtype != "float32"):
         option = "--precision int8" if int8 else f"--dtype {dtype}"
@@ -213,6 +215,7 @@ def _export_static(
     texts: Sequence[str] | None,
     int8: QualityBounds | None,
     key: EllipticCurvePrivateKey | None,
+    terms: str | None,
     report: Callable[[str], None],
 ) -> tuple[Artifact, list[Parity]]:
     """Write the artifact of a static model; see `export`. It has no source: it has no gradients."""
@@ -224,7 +227,7 @@ def _export_static(
         np.save(folder / EMBEDDINGS, model.table.numpy())
         check = static_check(model, _CHECK_TEXTS, _MAX_CHECK_TOKENS)
         write_check(folder, check)
-        manifest = static_manifest(source, files, model, hashes(folder), VERSIONS)
+        manifest = static_manifest(source, files, model, hashes(folder), VERSIONS, terms)
         write_manifest(folder, manifest)
         parity = _compare(static_cases(model, check), manifest.graphs, folder, report)
         manifest = replace(manifest, graphs=(_with_parity(manifest.graphs[0], parity),))

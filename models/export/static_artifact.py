@@ -7,7 +7,6 @@ import torch
 from torch.nn.functional import embedding, embedding_bag
 
 from models.artifact import EMBEDDINGS, TABLE_ENGINE, Check, Graph, Manifest, sha256
-from models.export.model_card import license_of
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.parity import Case, Results
 from models.export.sources import CheckpointSource
@@ -75,6 +74,7 @@ def static_manifest(
     model: StaticModel,
     file_hashes: Mapping[str, str],
     versions: Mapping[str, str],
+    terms: str | None,
 ) -> Manifest:
     """Return the manifest of a static model.
 
@@ -84,6 +84,7 @@ def static_manifest(
         model: The static model.
         file_hashes: SHA-256 of the files of the artifact, by name.
         versions: Versions of the libraries used for the export, by library name.
+        terms: License of the model; None: unknown.
     """
     vocab_size, width = model.table.shape
     table = Graph(
@@ -122,5 +123,5 @@ def static_manifest(
         graphs=(table,),
         files=file_hashes,
         versions=versions,
-        license=license_of(files),
+        license=terms,
     )
