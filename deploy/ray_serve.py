@@ -102,6 +102,7 @@ def vitrine(arguments: Arguments) -> Application:
     models = settings.models.model_copy(
         update={
             "folder": settings.models.folder and settings.models.folder.resolve(),
+            "verify": settings.models.verify and settings.models.verify.resolve(),
             "served": tuple(
                 served.model_copy(update={"path": served.path.resolve()})
                 for served in settings.models.served

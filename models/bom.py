@@ -83,7 +83,7 @@ def _file(name: str, digest: str) -> Component:
 def _licenses(manifest: Manifest) -> Component:
     names = (manifest.license or "").split(", ")
     licenses = [
-        {"license": {"id": _SPDX[name]} if name in _SPDX else {"name": name}}
+        {"license": {"id": _SPDX[name.lower()]} if name.lower() in _SPDX else {"name": name}}
         for name in names
         if name
     ]

@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
     load_pem_public_key,
 )
-from cryptography.x509 import load_pem_x509_certificate
+from cryptography.x509 import InvalidVersion, load_pem_x509_certificate
 
 from models.artifact import MANIFEST, SIGNATURE, Artifact, ArtifactError, sha256
 from models.json_reader import parse_json
@@ -125,7 +125,7 @@ def read_public_key(file: Path) -> ec.EllipticCurvePublicKey:
             if is_certificate
             else load_pem_public_key(content)
         )
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, InvalidVersion):
         raise KeyFileError(f"{file} is not one public key or one certificate in PEM") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or key.curve.name not in _HASHES:
         raise KeyFileError(_wrong_curve(file))
@@ -218,7 +218,11 @@ def _statement(files: Mapping[str, str], name: str) -> bytes:
     statement = {
         "_type": _STATEMENT,
         "subject": [
-            {"name": name, "digest": {"sha256": _root_digest(files[own] for own in ordered)}}
+            # A lone surrogate, of a name that is not UTF-8, is no valid JSON.
+            {
+                "name": printable(name),
+                "digest": {"sha256": _root_digest(files[own] for own in ordered)},
+            }
         ],
         "predicateType": _PREDICATE,
         "predicate": {
@@ -266,6 +270,8 @@ def _resources(statement: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - a
     if subject["digest"]["sha256"] != _root_digest(own["digest"] for own in resources):
         raise SignatureError("has a digest that is not that of its files")
     names = [own["name"] for own in resources]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(names)
     if len({*names}) < len(names):
         raise SignatureError("names a file twice")
     for own in resources:

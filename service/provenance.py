@@ -16,8 +16,8 @@ def sign(arguments: Sequence[str] | None = None) -> int:
     """Run `vitrine sign` and return its exit status."""
 
     def run(path: Path, key: Path) -> str:
-        artifact = Artifact.load(path)
-        hint = signing.sign(artifact, signing.read_private_key(key), path.resolve().name)
+        artifact = Artifact.load(path.resolve())
+        hint = signing.sign(artifact, signing.read_private_key(key), artifact.path.name)
         return f"{path} is signed by the key {hint}"
 
     parser = _parser("sign", "Sign all files of an artifact, in its file model.sig.")
@@ -30,7 +30,7 @@ def verify(arguments: Sequence[str] | None = None) -> int:
     """Run `vitrine verify` and return its exit status."""
 
     def run(path: Path, key: Path) -> str:
-        artifact = Artifact.load(path, key)
+        artifact = Artifact.load(path.resolve(), key)
         artifact.verify_all()
         files = len(artifact.manifest.files) + 1  # with the manifest
         return f"{path}: all {files} files are those signed by the key {artifact.signed_by}"

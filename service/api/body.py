@@ -113,7 +113,8 @@ async def _read_and_check(
         checked = await _receive_and_check(request, state, check, max_bytes, "gzip" in encoding)
     if (trace := TRACE.get()) is not None:
         trace.stages.append(("read", time.perf_counter()))
-        trace.body = checked
+        if trace.keeps_content:
+            trace.body = checked
     return checked
 
 

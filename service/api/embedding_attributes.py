@@ -68,26 +68,28 @@ def _of_result(result: object) -> Attributes:
     """Return the attributes of a result; of outputs with different widths, it has no width."""
     results = result.results if isinstance(result, SeveralResults) else [result]
     widths = set(map(_width, results))
-    [tokens, *_] = map(_tokens, results)
-    attributes: Attributes = {"gen_ai.usage.input_tokens": tokens}
-    if len(widths) == 1:
-        attributes["gen_ai.embeddings.dimension.count"] = widths.pop()
+    tokens = _tokens(results[0])
+    attributes: Attributes = {}
+    if tokens is not None:
+        attributes["gen_ai.usage.input_tokens"] = tokens
+    if len(widths) == 1 and (width := widths.pop()) is not None:
+        attributes["gen_ai.embeddings.dimension.count"] = width
     return attributes
 
 
-def _width(result: object) -> int:
+def _width(result: object) -> int | None:
     match result:
         case SparseEmbeddings():
             return result.width
         case Embeddings() | TokenEmbeddings() | MultiEmbeddings() | ChunkEmbeddings():
             return int(result.vectors[0].shape[-1])
-    raise TypeError(result)
+    return None
 
 
-def _tokens(result: object) -> int:
+def _tokens(result: object) -> int | None:
     match result:
         case ChunkEmbeddings():
             return sum(result.tokens)
         case Embeddings() | SparseEmbeddings() | TokenEmbeddings() | MultiEmbeddings():
             return sum(len(row.ids) for row in result.rows)
-    raise TypeError(result)
+    return None

@@ -85,7 +85,7 @@ async def respond(
 ) -> Response:
     """Return a response with the serialised result, and stage durations in `Server-Timing`."""
     started = time.perf_counter()
-    if (trace := TRACE.get()) is not None:
+    if (trace := TRACE.get()) is not None and trace.keeps_content:
         trace.result = result
     is_short = result.size <= _INLINE_NUMBERS
     body = serialize() if is_short else await asyncio.to_thread(serialize)

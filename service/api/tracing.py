@@ -113,7 +113,9 @@ class TracingMiddleware:
             SpanKind.SERVER,
             start_time=began_ns,
         )
-        trace = RequestTrace(_ids(span)) if span.is_recording() else None
+        trace = None
+        if span.is_recording():
+            trace = RequestTrace(_ids(span), keeps_content=self._has_genai_attributes)
         TRACE.set(trace)
         status: int | None = None
 

@@ -32,6 +32,7 @@ global
     stats socket {control} level admin
 defaults
     mode tcp
+    retries 0
     timeout connect 10s
     timeout client 600s
     timeout server 600s

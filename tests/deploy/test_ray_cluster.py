@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -201,6 +201,14 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]
         process.wait()
 
 
+def resume(marks: Sequence[Path]) -> None:
+    """Continue the stopped actors that are named by the files."""
+    for mark in marks:
+        if mark.exists():
+            with suppress(ProcessLookupError):
+                os.kill(int(mark.read_text()), signal.SIGCONT)
+
+
 def wait_until(condition: Callable[[], object], job: subprocess.Popen[bytes], log: Path) -> None:
     """Wait for a condition; fail with the log of the job, at once if the job ends."""
     for _ in range(10 * _PATIENCE_S):
@@ -253,11 +261,11 @@ def test_rows_of_a_node_that_is_cut_off_and_brought_back_are_neither_lost_nor_do
 
         # Both actors have encoded a part, and publish it when the link is down.
         marks = [Path(fault.mark) for fault in faults]
+        stack.callback(resume, marks)  # a stopped process would outlive a failed test
         wait_until(lambda: all(mark.exists() and mark.read_text() for mark in marks), job, log)
         assert not list(output.glob("*.parquet"))
         other.connect("down")
-        for mark in marks:
-            os.kill(int(mark.read_text()), signal.SIGCONT)
+        resume(marks)
         gcs = Path(short, "ray", "session_latest", "logs", "gcs_server.out")
         wait_until(lambda: "dead because the health check failed" in gcs.read_text(), job, log)
         other.connect("up")

@@ -128,7 +128,7 @@ def test_liveness_probe_restarts_a_replica_that_hangs(
         own.deployment.wait_until(lambda: not pod.is_ready)
         wait_for_more(own, outcomes)
         own.deployment.wait_until(lambda: pod.restarts and pod.is_ready)
-        assert pod.statuses[0] == -signal.SIGKILL  # it could not handle SIGTERM
+        assert pod.statuses[-1] == -signal.SIGKILL  # it could not handle SIGTERM
         wait_for_more(own, outcomes)
 
 

@@ -104,6 +104,7 @@ def test_checkpoint_is_the_ancestor_with_its_weights(
     [
         ("apache-2.0", [{"id": "Apache-2.0"}]),
         ("mit, own-terms", [{"id": "MIT"}, {"name": "own-terms"}]),
+        ("Apache-2.0", [{"id": "Apache-2.0"}]),
         (None, []),
     ],
 )

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Unpack, cast
 
@@ -101,8 +101,8 @@ class Model(LoadedModel):
             normalize: Whether to scale vectors to unit length; None: the model's own setting.
             space: Name of the space into which to map vectors of queries, in order to search an
                 index of another model; None: that of the model itself. Mapped vectors have the
-                other model's width and length, so it excludes the arguments above. Queries without
-                a prompt get that with which the map was measured.
+                other model's width and length, so it excludes the arguments above. Texts of queries
+                without a prompt get that with which the map was measured.
             options: See `CallArguments`.
 
         Raises:
@@ -294,18 +294,20 @@ class Model(LoadedModel):
             with_offsets=with_offsets,
         )
         self._check_dimensions(dimensions, truncate_dim)
-        target = None
+        target = default_prompt = None
         if space is not None:
             refuse_with_space(dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize)
             target = self.space(space, outputs)
-            call = replace(call, prompt_name=call.prompt_name or target.info.prompt_name)
+            default_prompt = target.info.prompt_name
         outputs = tuple(dict.fromkeys(outputs))
         items = input_list(inputs)
-        rules = self.tokenizer.rules(call.prompt_name)
+        rules = self.tokenizer.rules(call.prompt_name or default_prompt)
         rows, results, seconds = await self.run(
             items,
             len(items),
-            lambda: self.tokenizer.rows(items, call.prompt_name, call.on_overflow, with_offsets),
+            lambda: self.tokenizer.rows(
+                items, call.prompt_name, call.on_overflow, with_offsets, default_prompt
+            ),
             self.graph_outputs(outputs),
             call,
             needs_engine=not rules.looks_up,

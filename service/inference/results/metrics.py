@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -126,9 +125,14 @@ class InferenceMetrics:
             "Sum of the norms of the computed pooled vectors, before normalisation",
             **options,
         )
+        self.compared_vectors = Counter(
+            "vitrine_compared_vectors",
+            "Computed pooled vectors of models that were exported with --calibrate",
+            **options,
+        )
         self.mean_distances = Counter(
             "vitrine_mean_vector_distances",
-            "Sum of 1 - cosine of the computed pooled vectors and the mean vector of --calibrate",
+            "Sum of 1 - cosine of these vectors and the mean vector of --calibrate",
             **options,
         )
         self.variants = Counter(
@@ -204,8 +208,8 @@ class ModelMetrics:
         self._truncated_inputs = metrics.truncated_inputs.labels(model)
         self._vectors = metrics.vectors.labels(model)
         self._vector_norms = metrics.vector_norms.labels(model)
-        # Without a calibration there is no distance: a series of zeros would say that it is 0.
-        self._mean_distances = partial(metrics.mean_distances.labels, model)
+        self._compared_vectors = metrics.compared_vectors.labels(model)
+        self._mean_distances = metrics.mean_distances.labels(model)
         self.variants = {outcome: metrics.variants.labels(model, outcome) for outcome in OUTCOMES}
         self.batch_rows = metrics.batch_rows.labels(model)
         self.batch_tokens = metrics.batch_tokens.labels(model)
@@ -255,7 +259,8 @@ class ModelMetrics:
         self._vector_norms.inc(float(norms.sum()))
         if mean is not None:
             scales = np.maximum(norms * np.linalg.norm(mean), np.finfo(np.float32).tiny)
-            self._mean_distances().inc(float(np.maximum(1 - vectors @ mean / scales, 0).sum()))
+            self._compared_vectors.inc(len(vectors))
+            self._mean_distances.inc(float(np.maximum(1 - vectors @ mean / scales, 0).sum()))
 
     def add_queue(self, queue: Queue) -> None:
         """Include the queue of a version of the model."""

@@ -115,8 +115,11 @@ class TextTokenizer:
         prompt_name: str | None,
         on_overflow: OnOverflow,
         with_offsets: bool = False,
+        default_prompt: str | None = None,
     ) -> list[Row]:
         """Return the row of each text and of each list of token ids, in the order of the inputs.
+
+        Without `prompt_name`, texts have the prompt `default_prompt`, or else the model's default.
 
         Raises:
             InvalidInput: An input is empty or otherwise invalid (see `rows_of_texts` and
@@ -125,9 +128,10 @@ class TextTokenizer:
             TooLarge: A text has too many characters.
         """
         refuse_empty(inputs)
+        own = prompt_name or default_prompt
         if _TEXT.issuperset(map(type, inputs)):  # nearly always
             texts_only = cast(Sequence[str], inputs)
-            return self.rows_of_texts(texts_only, prompt_name, on_overflow, with_offsets)
+            return self.rows_of_texts(texts_only, own, on_overflow, with_offsets)
         ids = {index: row for index, row in enumerate(inputs) if not isinstance(row, str)}
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
         applies = self._manifest.adapters or prompt_name in self._manifest.token_rules
@@ -136,9 +140,9 @@ class TextTokenizer:
                 "prompt_name applies to texts, not to token ids", pointer="/prompt_name"
             )
         rows = _by_index(
-            texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow, with_offsets)
+            texts, lambda texts: self.rows_of_texts(texts, own, on_overflow, with_offsets)
         )
-        rows |= _by_index(ids, lambda ids: self.rows_of_ids(ids, prompt_name, on_overflow))
+        rows |= _by_index(ids, lambda ids: self.rows_of_ids(ids, own, on_overflow))
         return [rows[index] for index in range(len(inputs))]
 
     def rows_of_texts(

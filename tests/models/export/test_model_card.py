@@ -29,6 +29,11 @@ def write_card(folder: Path, **metadata: Any) -> None:  # noqa: ANN401 - the met
         ({"license": ["mit", "apache-2.0"]}, "mit, apache-2.0"),
         ({"license": "other", "license_name": "own-terms"}, "own-terms"),
         ({"license": "other"}, "other"),
+        ({"license": True}, None),
+        ({"license": ["mit", None]}, None),
+        ({"license": []}, None),
+        ({"license": "The software is provided as is. " * 5}, None),
+        ({"license": "a\x1b[31mb"}, "a\\x1b[31mb"),
         ({"tags": ["mteb"]}, None),
     ],
 )
@@ -49,7 +54,10 @@ def test_license_of_the_config_counts_only_without_one_in_the_model_card(tmp_pat
     assert license_of(ModelFolder(tmp_path), pytest.fail) == "apache-2.0"
 
 
-@pytest.mark.parametrize("metadata", [b"- a list", b"license: [", b"\xff"])
+@pytest.mark.parametrize(
+    "metadata",
+    [b"- a list", b"license: [", b"\xff", b"license: !!bool x", b"license: " + b"[" * 3000],
+)
 def test_invalid_metadata_is_reported_and_states_no_license(
     tmp_path: Path, metadata: bytes
 ) -> None:

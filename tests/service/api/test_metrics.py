@@ -137,11 +137,14 @@ def test_other_script_and_longer_texts_move_the_metrics_of_inputs(
 def test_computed_vectors_are_recorded_by_norm_and_distance_from_the_calibration(
     calibrated_client: TestClient, calibrated_artifact: Artifact, client: TestClient
 ) -> None:
-    names = ["vectors_total", "vector_norms_total", "mean_vector_distances_total"]
+    names = [
+        *("vectors_total", "vector_norms_total"),
+        *("compared_vectors_total", "mean_vector_distances_total"),
+    ]
 
     def recorded() -> list[float]:
         values = values_of(calibrated_client.get("/metrics").text)
-        return [values.get(f"vitrine_{name}", 0.0) for name in names]
+        return [values[f"vitrine_{name}"] for name in names]
 
     texts = ["The cat sat on the mat.", "rain", "Where did the cat sit, and when?"]
     before = recorded()
@@ -154,12 +157,12 @@ def test_computed_vectors_are_recorded_by_norm_and_distance_from_the_calibration
     calibration = read_calibration(calibrated_artifact)
     assert calibration is not None
     cosines = vectors @ calibration.mean / norms / np.linalg.norm(calibration.mean)
-    expected = [3, norms.sum(), (1 - cosines).sum()]
+    expected = [3, norms.sum(), 3, (1 - cosines).sum()]
     assert np.subtract(recorded(), before) == pytest.approx(expected, abs=1e-4)
     assert client.post("/encode", json=body).status_code == 200
     values = values_of(client.get("/metrics").text)  # not calibrated
     assert values["vitrine_vectors_total"] >= 3
-    assert "vitrine_mean_vector_distances_total" not in values
+    assert values["vitrine_compared_vectors_total"] == 0
 
 
 @pytest.mark.parametrize(("longest_s", "last"), [(120.0, "120.0"), (7.5, "7.5"), (900.0, "900.0")])

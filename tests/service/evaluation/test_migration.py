@@ -170,6 +170,11 @@ def test_python_maps_too_and_names_the_spaces(migrated: Artifact, small_artifact
             own = model.encode(TEXTS, prompt_name=prompt_name or "query").vectors
             actual = model.encode(TEXTS, prompt_name=prompt_name, space="v1").vectors
             np.testing.assert_allclose(actual, mapped(migrated, own), atol=1e-6)
+        # Token ids have no prompt.
+        ids = [2, 7, 8, 3]
+        both = [model.encode([ids]).vectors, model.encode("w7", prompt_name="query").vectors]
+        actual = model.encode([ids, "w7"], space="v1").vectors
+        np.testing.assert_allclose(actual, mapped(migrated, np.concatenate(both)), atol=1e-6)
         with pytest.raises(InvalidInput, match="space applies to the output pooled alone"):
             model.encode_outputs(TEXTS, ("tokens",), space="v1")
         with pytest.raises(InvalidInput, match="space must be the name of a space"):
