@@ -349,8 +349,8 @@ GUARDS = (
     # Traces, and the check before a start.
     Guard(
         "service/api/tracing.py",
-        "if span.is_recording() else None",
-        "if True else None",
+        "if span.is_recording():",
+        "if True:",
         f"{_T}test_tracing.py::test_unsampled_requests_are_not_exported",
     ),
     Guard(

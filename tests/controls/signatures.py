@@ -118,7 +118,7 @@ GUARDS = (
     ),
     Guard(
         "models/bom.py",
-        '{"id": _SPDX[name]} if name in _SPDX else {"name": name}',
+        '{"id": _SPDX[name.lower()]} if name.lower() in _SPDX else {"name": name}',
         '{"id": name}',
         f"{_B}test_licenses_have_ids_of_spdx_where_there_are_some",
     ),

@@ -301,7 +301,9 @@ class Model(LoadedModel):
             default_prompt = target.info.prompt_name
         outputs = tuple(dict.fromkeys(outputs))
         items = input_list(inputs)
-        rules = self.tokenizer.rules(call.prompt_name or default_prompt)
+        rules = self.tokenizer.rules(
+            default_prompt if call.prompt_name is None else call.prompt_name
+        )
         rows, results, seconds = await self.run(
             items,
             len(items),

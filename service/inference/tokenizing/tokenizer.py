@@ -128,7 +128,7 @@ class TextTokenizer:
             TooLarge: A text has too many characters.
         """
         refuse_empty(inputs)
-        own = prompt_name or default_prompt
+        own = default_prompt if prompt_name is None else prompt_name
         if _TEXT.issuperset(map(type, inputs)):  # nearly always
             texts_only = cast(Sequence[str], inputs)
             return self.rows_of_texts(texts_only, own, on_overflow, with_offsets)
