@@ -132,7 +132,7 @@ class InferenceMetrics:
         )
         self.mean_distances = Counter(
             "vitrine_mean_vector_distances",
-            "Sum of 1 - cosine of these vectors and the mean vector of --calibrate",
+            "Sum of 1 - cosine of each compared vector and the mean vector of --calibrate",
             **options,
         )
         self.variants = Counter(
