@@ -185,7 +185,6 @@ class HttpProtocol(HttpToolsProtocol):
         self._held = bytearray()
         self._overhead_bytes = 0
         self._body_bytes_left: int | None = 0  # None: the body is chunked
-        self._in_head = True
         self._is_refused = False
         self._linger: asyncio.TimerHandle | None = None
         self._discarded_bytes = 0
@@ -267,16 +266,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Called by the parser.
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header; trailers are ignored."""
-        if self._in_head:
-            super().on_header(name, value)
-
-    def on_message_begin(self) -> None:
-        """Reset the state for the head of the next request."""
-        self._in_head = True
-        super().on_message_begin()
-
     def on_headers_complete(self) -> None:
         """Start the request, or queue it behind the request in flight."""
         if self.parser.should_upgrade():
@@ -290,15 +279,14 @@ class HttpProtocol(HttpToolsProtocol):
         self.scope["raw_path"] = raw_path
         self.scope["query_string"] = target.query or b""
         try:
-            self._check_head(version)
+            self._read_head(version)
             self.scope["path"] = decode_path(raw_path)
         except Malformed as error:
             self._set_error(error)
         if target.schema is not None:  # absolute-form overrides Host: RFC 9112, 3.2.2
             self._replace_host(target)
-        self._in_head = False
+        self.headers = []  # uvicorn adds trailers to this list, and not to the request's headers
         self._overhead_bytes = 0
-        self._body_bytes_left = self._declared_bytes()
         is_valid = PROTOCOL_ERROR not in self.scope["state"]
         keep_alive = is_valid and version != "1.0" and self.parser.should_keep_alive()
         self._begin(self._new_cycle(keep_alive))
@@ -387,26 +375,26 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         return True
 
-    def _check_head(self, version: str) -> None:
-        """Raise `Malformed` if the head of a request is invalid, except for its path."""
-        hosts = sum(name == b"host" for name, _ in self.headers)
+    def _read_head(self, version: str) -> None:
+        """Read the length of the body; raise `Malformed` if the head but its path is invalid."""
+        hosts, is_chunked = 0, True
+        self._body_bytes_left = 0
+        for name, value in self.headers:
+            if name == b"host":
+                hosts += 1
+            elif name == b"content-length":
+                self._body_bytes_left = int(value)
+            elif name == _CODING:
+                self._body_bytes_left = None
+                is_chunked = is_chunked and value.lower() == b"chunked"
         if version not in ("1.0", "1.1"):
             raise Malformed(_NOT_HTTP)
         if hosts > 1 or (hosts == 0 and version == "1.1"):
             raise Malformed(f"the request has {hosts} Host headers; 1 is required")
-        if any(name == _CODING and value.lower() != b"chunked" for name, value in self.headers):
+        if not is_chunked:
             raise Malformed("the transfer coding must be chunked")
         if b"#" in self.url:  # a gateway may count it to the path: RFC 9112, 3.2
             raise Malformed("the request target has a fragment, which begins with #")
-
-    def _declared_bytes(self) -> int | None:
-        """Return the Content-Length: 0 if the header is missing, None if the body is chunked."""
-        for name, value in self.headers:
-            if name == b"content-length":
-                return int(value)
-            if name == _CODING:
-                return None
-        return 0
 
     def _replace_host(self, target: Any) -> None:  # noqa: ANN401 - untyped in httptools
         port = b"" if target.port is None else b":%d" % target.port

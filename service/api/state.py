@@ -86,7 +86,7 @@ class AppState:
 
 def state_of(request: Request) -> AppState:
     """Return the state of the application that serves a request."""
-    state: AppState = request.app.state.vitrine
+    state: AppState = request.scope["app"].state.vitrine
     return state
 
 

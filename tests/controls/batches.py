@@ -40,8 +40,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "self.clock.wait(calls, run.began + run.limit_s - self.clock.now())",
-        "asyncio.wait([calls])",
+        "self.clock.wait(ended, wait_s)",
+        "asyncio.wait([ended])",
         f"{_T}test_app.py::test_stuck_engine_fails_its_requests_and_the_readiness_probe",
     ),
     Guard(
@@ -137,21 +137,21 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "if calls.done() or stream.run is not run:",
-        "if calls.done():",
+        "if ended.done() or run is None or stream.run is not run:",
+        "if ended.done() or run is None:",
         f"{_I}batching/test_batcher_faults.py::test_timeout_applies_to_each_batch_separately",
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "if took_too_long and not calls.done():",
-        "if not calls.done():",
+        "if took_too_long and not ended.done():",
+        "if not ended.done():",
         f"{_I}batching/test_batcher_faults.py::"
         "test_run_that_returns_late_despite_cancellation_keeps_its_results",
     ),
     Guard(
         "service/inference/batching/streams.py",
         "took_too_long = stream.run is run",
-        "took_too_long = calls.done()",
+        "took_too_long = ended.done()",
         f"{_I}batching/test_batcher_faults.py::test_run_hit_by_a_late_cancellation_is_repeated",
     ),
     Guard(

@@ -134,6 +134,11 @@ class BatchRunner(Generic[Item, Result]):
         return self._recent_s / self._recent_tokens if self._recent_tokens else 0.0
 
     @property
+    def has_queued(self) -> bool:
+        """Whether items are queued."""
+        return self._former.tokens > 0
+
+    @property
     def queued_s(self) -> float:
         """Estimated seconds that the queued items take on one stream."""
         return self._former.tokens * self.token_s

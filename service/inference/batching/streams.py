@@ -101,6 +101,10 @@ class Runner(Protocol):
     cancellations: int
 
     @property
+    def has_queued(self) -> bool:
+        """Whether items are queued."""
+
+    @property
     def queued_s(self) -> float:
         """Estimated seconds that the queued items take on one stream."""
 
@@ -180,11 +184,14 @@ class _Stream:
 
     Attributes:
         is_spare: Whether it is the spare stream; see the module docstring.
+        ended: Completes with the error of a run that fails; for another run of a failed batch, with
+            its error or None.
         run: The latest run of the stream's batch; None without a batch.
         thread: The stream's thread.
     """
 
     is_spare: bool
+    ended: asyncio.Future[BaseException | None]
     run: _Run | None = None
     thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "engine"))
 
@@ -210,8 +217,8 @@ class StreamPool:
         self._virtual_s = 0.0  # virtual time of the latest start of a batch
         self._streams: set[_Stream] = set()  # streams that may take batches
         self._supervisors: list[asyncio.Task[None]] = []
-        # Futures that wake idle streams; that of the spare stream is the first.
-        self._idle: deque[asyncio.Future[None]] = deque()
+        self._idle: deque[_Stream] = deque()  # the spare stream is the first
+        self._retry: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop
 
@@ -238,12 +245,14 @@ class StreamPool:
             return
         with self._lock:
             self._streams.clear()
-        self._idle.clear()
-        supervisors, self._supervisors = self._supervisors, []
-        for supervisor in supervisors:
-            supervisor.cancel()
-        if supervisors:
-            await asyncio.wait(supervisors)
+            self._idle.clear()
+        tasks, self._supervisors = self._supervisors, []
+        if self._retry is not None:
+            tasks, self._retry = [*tasks, self._retry], None
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def running(self, runner: Runner) -> list[tuple[Batch[Any], float]]:
         """Return the batches of a runner that streams run now, and their ages in seconds."""
@@ -253,9 +262,15 @@ class StreamPool:
         return [(run.batch, now - run.started) for run in runs if run.member.runner is runner]
 
     def wake(self) -> None:
-        """Let an idle stream look for a batch. Called in the event loop after items were queued."""
-        if self._idle and not (idle := self._idle.pop()).done():
-            idle.set_result(None)
+        """Let an idle stream look for a batch. Called after items were queued."""
+        with self._lock:  # a stream that finds no batch is idle before it releases the lock
+            self._wake_one()
+
+    def _wake_one(self) -> None:
+        """Let an idle stream look for a batch, if there is one. The lock is held."""
+        if self._idle and any(member.runner.has_queued for member in self._members):
+            stream = self._idle.pop()
+            stream.thread.submit(self._run_batches, stream)
 
     def finish_s(self, runner: Runner, work_s: float) -> float:
         """Estimate the seconds until queued work of a runner has run.
@@ -272,40 +287,23 @@ class StreamPool:
         return max(work_s / streams, (work_s + others_s) / self.streams)
 
     async def _supervise(self, *, is_spare: bool) -> None:
-        """Run a stream, and replace it if its thread hangs."""
+        """Watch a stream, and replace it if its thread hangs."""
         while True:
-            stream = _Stream(is_spare)
+            stream = _Stream(is_spare, self._loop.create_future())
             self._streams.add(stream)
             try:
                 while stream in self._streams:
-                    await self._work(stream)
+                    await self._watch(stream)
             finally:
-                stream.thread.shutdown(wait=False, cancel_futures=True)
+                with self._lock:  # `wake` gives an idle stream work under the lock
+                    stream.thread.shutdown(wait=False, cancel_futures=True)
 
-    async def _work(self, stream: _Stream) -> None:
-        """Run batches until there is none or a run fails. Without a batch, wait for `wake`."""
-        with self._lock:
-            # At the same time and under the lock: later, a stream that found only items to wait for
-            # would not wait for them, but for `wake`, which may never come.
-            now = self._take(stream)
-            retry_s = min((own.runner.retry_s(now) for own in self._members), default=inf)
-        if stream.run is None:
-            if stream.is_spare:
-                # Its last batch may have kept its runner at the limit, so that other streams found
-                # nothing to do, and it may not take what the runner has queued since.
-                self.wake()
-            idle: asyncio.Future[None] = self._loop.create_future()
-            (self._idle.appendleft if stream.is_spare else self._idle.append)(idle)
-            if retry_s == inf:
-                await idle
-                return
-            await self.clock.wait(idle, retry_s)
-            if not idle.done() and idle in self._idle:
-                self._idle.remove(idle)
-            return
-        self.wake()  # another stream may find a batch too
+    async def _watch(self, stream: _Stream) -> None:
+        """Let a stream run batches until a run fails, and recover what can run of that batch."""
+        stream.ended = self._loop.create_future()
+        stream.thread.submit(self._run_batches, stream)
         try:
-            failure = await self._in_thread(stream, self._run_batches, stream)
+            failure = await self._failure(stream)
             if failure is not None and (failed := stream.run) is not None:
                 run_again = partial(self._run_again, stream, failed)
                 await failed.member.runner.recover(failed.batch, failure, run_again)
@@ -314,21 +312,36 @@ class StreamPool:
                 raise
             stream.run.member.runner.stop(error)
 
-    def _take(self, stream: _Stream) -> float:
-        """Release the batch of a stream, and take the next one, if any; return the time.
+    def _take(self, stream: _Stream, *, has_run: bool) -> _Run | None:
+        """Release the batch of a stream and take the next one; without any, the stream is idle.
 
-        The lock is held.
+        Args:
+            stream: The stream, in whose thread this is called.
+            has_run: Whether the stream's batch has run without an error.
         """
-        now = self.clock.now()
-        if (ended := stream.run) is not None:
-            member = ended.member
-            member.running -= 1
-            member.virtual_s += (now - ended.started - ended.expected_s) / member.runner.share
-            member.runner.release(ended.batch, now)
-        # Set once: the event loop reads it without the lock, and takes None for the end of the
-        # thread's work.
-        stream.run = self._next(stream, now)
-        return now
+        with self._lock:
+            now = self.clock.now()
+            if (ended := stream.run) is not None:
+                member = ended.member
+                if has_run:
+                    member.runner.record(ended.batch, now - ended.began)
+                member.running -= 1
+                member.virtual_s += (now - ended.started - ended.expected_s) / member.runner.share
+                member.runner.release(ended.batch, now)
+            # Set once: the event loop reads it without the lock.
+            run = stream.run = self._next(stream, now)
+            # Another stream may find a batch too. The last batch of the spare stream may have kept
+            # its runner at the limit, and it may not take what the runner has queued since.
+            if run is not None or stream.is_spare:
+                self._wake_one()
+            if run is None and stream in self._streams:
+                (self._idle.appendleft if stream.is_spare else self._idle.append)(stream)
+                # At the same time: later, a stream that found only items to wait for would not wait
+                # for them, but for `wake`, which may never come.
+                retry_s = min((own.runner.retry_s(now) for own in self._members), default=inf)
+                if retry_s < inf:
+                    self._loop.call_soon_threadsafe(self._wake_after, retry_s)
+        return run
 
     def _next(self, stream: _Stream, now: float) -> _Run | None:
         """Start the next batch of a stream, if any. The lock is held."""
@@ -357,17 +370,31 @@ class StreamPool:
         member.running += 1
         return _Run(member, batch, now, expected_s, limit_s, now, runner.cancellations)
 
-    def _run_batches(self, stream: _Stream) -> BaseException | None:
-        """Run batches until there is none, or a run fails; return the error of the run."""
-        while (run := stream.run) is not None:
-            runner = run.member.runner
-            error = error_of(runner.run, run.batch)
-            if error is not None:
-                return error
-            with self._lock:
-                runner.record(run.batch, self.clock.now() - run.began)
-                self._take(stream)
-        return None
+    def _run_batches(self, stream: _Stream) -> None:
+        """Run batches, in the thread of a stream, until there is none or a run fails."""
+        ended = stream.ended
+        try:
+            run = self._take(stream, has_run=False)
+            while run is not None:
+                error = error_of(run.member.runner.run, run.batch)
+                if error is not None:
+                    self._loop.call_soon_threadsafe(_complete, ended, error)
+                    return
+                run = self._take(stream, has_run=True)
+        except Exception as defect:  # noqa: BLE001 - the event loop raises it
+            self._loop.call_soon_threadsafe(_fail, ended, defect)
+
+    def _wake_after(self, seconds: float) -> None:
+        """Wake an idle stream after some seconds, or earlier."""
+
+        async def wake() -> None:
+            await self.clock.wait(self._loop.create_future(), seconds)
+            self._retry = None
+            self.wake()
+
+        # A stream that is woken too early begins a further wait.
+        if self._retry is None and self._supervisors:
+            self._retry = self._loop.create_task(wake(), name="retry")
 
     async def _run_again(
         self,
@@ -379,30 +406,49 @@ class StreamPool:
         """Begin another run of a failed batch; see `RunInThread`."""
         cancellations = failed.member.runner.cancellations
         stream.run = replace(failed, began=self.clock.now(), cancellations=cancellations)
-        return await self._in_thread(stream, work, *arguments)
+        stream.ended = ended = self._loop.create_future()
 
-    async def _in_thread(
-        self, stream: _Stream, work: Callable[..., BaseException | None], *arguments: object
-    ) -> Failure | None:
-        """Call a function in the thread of a stream, and apply the time limit to each of its runs.
+        def run() -> None:
+            try:
+                error = work(*arguments)
+            except Exception as defect:  # noqa: BLE001 - the event loop raises it
+                self._loop.call_soon_threadsafe(_fail, ended, defect)
+            else:
+                self._loop.call_soon_threadsafe(_complete, ended, error)
+
+        stream.thread.submit(run)
+        return await self._failure(stream)
+
+    async def _failure(self, stream: _Stream) -> Failure | None:
+        """Wait for the end of a stream's runs, and apply the time limit to each of them.
+
+        Returns:
+            How a run failed; None: another run of a failed batch has not.
 
         Raises:
             TimeoutError: A run did not return, even after its cancellation.
         """
-        calls = self._loop.run_in_executor(stream.thread, work, *arguments)
+        ended = stream.ended
         took_too_long = False
-        while (run := stream.run) is not None and not calls.done():
-            await self.clock.wait(calls, run.began + run.limit_s - self.clock.now())
-            if calls.done() or stream.run is not run:
+        while not ended.done():
+            run = stream.run
+            # A run that begins meanwhile has at least the shortest of these limits.
+            wait_s = min((own.runner.timeout_s for own in self._members), default=_CANCEL_S)
+            if run is not None:
+                wait_s = min(wait_s, run.began + run.limit_s - self.clock.now())
+            await self.clock.wait(ended, wait_s)
+            if ended.done() or run is None or stream.run is not run:
+                continue
+            if self.clock.now() < run.began + run.limit_s:
                 continue
             run.member.runner.cancel()
-            await self.clock.wait(calls, _CANCEL_S)
+            await self.clock.wait(ended, _CANCEL_S)
             with self._lock:
                 took_too_long = stream.run is run
-                if took_too_long and not calls.done():
+                if took_too_long and not ended.done():
                     self._streams.discard(stream)
                     raise TimeoutError(f"a batch did not return within {run.limit_s:g} s")
-        error = await calls
+        error = await ended
         run = stream.run  # that of the error; the thread may have begun it since the last look
         if error is None or run is None:
             return None
@@ -417,3 +463,13 @@ def error_of(work: Callable[..., object], *arguments: object) -> BaseException |
     except BaseException as error:  # noqa: BLE001 - a Rust panic is a BaseException
         return error
     return None
+
+
+def _complete(ended: asyncio.Future[BaseException | None], error: BaseException | None) -> None:
+    if not ended.done():
+        ended.set_result(error)
+
+
+def _fail(ended: asyncio.Future[BaseException | None], defect: Exception) -> None:
+    if not ended.done():
+        ended.set_exception(defect)

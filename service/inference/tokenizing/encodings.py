@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
@@ -18,10 +19,17 @@ from service.inference.tokenizing.text_parts import (
 
 # Maximum number of characters per call of the tokenizers library; a longer text gets its own call.
 _SLICE_CHARS = 200_000
-# A single text of up to this many characters is tokenised without releasing the GIL. The batch call
-# releases the GIL. Reacquiring it while engines keep all cores busy takes longer than tokenising
-# such a text.
+# Texts of up to this many characters in total are tokenised by their words, or else a single one
+# without releasing the GIL. The batch call releases the GIL. Reacquiring it while engines keep all
+# cores busy takes longer than tokenising such a text.
 _SHORT_CHARS = 500
+
+
+class WordsEncoding(NamedTuple):
+    """The encoding of a plain text by its words, which is not truncated."""
+
+    ids: Sequence[int]
+    overflowing: Sequence[Encoding] = ()
 
 
 class TextEncodings:
@@ -88,6 +96,23 @@ class TextEncodings:
             chars *= 4
         return [encodings[index] for index in range(len(texts))]
 
+    def of_words(self, texts: Sequence[str], limit: int) -> list[WordsEncoding] | None:
+        """Encode short texts by their words, with special tokens.
+
+        None: they are not short, or one is not plain, has too many new words, or exceeds `limit`
+        tokens.
+        """
+        plain = self._shared.plain_texts
+        if plain is None or sum(map(len, texts)) > min(_SHORT_CHARS, self._max_whole_chars):
+            return None
+        encodings: list[WordsEncoding] = []
+        for text in texts:
+            ids = plain.ids(text)
+            if ids is None or len(ids) > limit:
+                return None
+            encodings.append(WordsEncoding(ids))
+        return encodings
+
     def plain(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode texts without special tokens and truncation; the encodings lack offsets."""
         encode = partial(self._encode, None, False, False, False)
@@ -133,7 +158,10 @@ class TextEncodings:
             )
             return _encode_all(tokenizer, group, with_offsets, with_special)
 
-        plain = [self._shared.plain(text) for text in texts]
+        plain_texts = self._shared.plain_texts
+        if plain_texts is None:
+            return encode(texts, is_plain=False)
+        plain = [plain_texts.normalized(text) for text in texts]
         normalized = [own for own in plain if own is not None]
         if not normalized:
             return encode(texts, is_plain=False)

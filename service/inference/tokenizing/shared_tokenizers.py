@@ -5,8 +5,6 @@ usually have equal files, and so have many models with the vocabulary of the sam
 """
 
 import hashlib
-import json
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ from tokenizers import Tokenizer
 from models.artifact import TOKENIZER, ArtifactError
 from models.panics import panics_as_errors
 from models.printable import reason_of
+from service.inference.tokenizing.plain_texts import plain_texts, plain_variant
 
 
 class SharedTokenizer:
@@ -31,6 +30,7 @@ class SharedTokenizer:
         special_tokens: Number of special tokens that are added to a text.
         special_tokens_of_pair: Number of special tokens that are added to a pair of texts.
         largest_id: Largest token id that the tokenizer can return.
+        plain_texts: The plain texts of the tokenizer; None: it has none.
 
     Raises:
         ArtifactError: The file pads or repeats texts: one of three letters could get millions of
@@ -49,7 +49,7 @@ class SharedTokenizer:
         )
         vocabulary: dict[str, int] = self._first.get_vocab(with_added_tokens=True)
         self.largest_id = max([*texts, *pairs, *vocabulary.values()], default=-1)
-        self._plain, self._lowercases = _plain_text(self._first)
+        self.plain_texts = plain_texts(self._first)
         self._variants: dict[tuple[int | None, bool, bool, bool], Tokenizer] = {}
         self._lock = threading.Lock()
 
@@ -68,16 +68,6 @@ class SharedTokenizer:
             raise ArtifactError(f"{TOKENIZER} is invalid: its post_processor repeats a text")
         return ids
 
-    def plain(self, text: str) -> str | None:
-        """Return a text as it is after normalisation, if that is obvious; None: if it is not.
-
-        It is obvious of ASCII texts without control characters and added tokens, for the normalizer
-        of BERT. The normalizer takes 40 % of the time of the tokenizers library.
-        """
-        if self._plain is None or not self._plain.fullmatch(text):
-            return None
-        return text.lower() if self._lowercases else text
-
     def variant(
         self,
         limit: int | None,
@@ -91,8 +81,8 @@ class SharedTokenizer:
         Args:
             limit: Maximum number of tokens, special tokens included.
             is_left: Whether a text that is too long loses its first tokens, not its last.
-            is_plain: Whether it is for results of `plain`, which it neither normalises nor searches
-                for added tokens.
+            is_plain: Whether it is for normalised plain texts, which it neither normalises nor
+                searches for added tokens.
             encodes_special: Whether a text that spells a special token has the tokens of its
                 characters.
         """
@@ -109,9 +99,7 @@ class SharedTokenizer:
         self, limit: int | None, is_left: bool, is_plain: bool, encodes_special: bool
     ) -> Tokenizer:
         if is_plain:
-            tokenizer = Tokenizer(self._first.model)  # shares the vocabulary
-            tokenizer.pre_tokenizer = self._first.pre_tokenizer
-            tokenizer.post_processor = self._first.post_processor
+            tokenizer = plain_variant(self._first)
         elif any(not own for _, _, own, _ in self._variants):
             tokenizer = Tokenizer.from_str(self._first.to_str())
         else:  # the first variant is the loaded tokenizer itself: most models need no other
@@ -122,24 +110,6 @@ class SharedTokenizer:
             tokenizer.enable_truncation(limit, direction="left" if is_left else "right")
         tokenizer.encode_special_tokens = encodes_special
         return tokenizer
-
-
-def _plain_text(tokenizer: Tokenizer) -> tuple[re.Pattern[str] | None, bool]:
-    """Return what plain texts match, see `SharedTokenizer.plain`, and whether they are lowercased.
-
-    Plain texts lack the first character that an added token has before or after normalisation. The
-    pattern is None if no text is plain.
-    """
-    normalizer = json.loads(tokenizer.to_str())["normalizer"] or {}
-    if normalizer.get("type") != "BertNormalizer" or tokenizer.pre_tokenizer is None:
-        return None, False
-    added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
-    contents = [*added, *map(tokenizer.normalizer.normalize_str, added)]
-    if not all(contents):
-        return None, False
-    first = {case for text in contents for case in (text[0].lower(), text[0].upper(), text[0])}
-    characters = [char for char in map(chr, range(ord(" "), ord("~") + 1)) if char not in first]
-    return re.compile(f"[{re.escape(''.join(characters))}]*"), bool(normalizer["lowercase"])
 
 
 # By SHA-256 of the file; a tokenizer is freed with the last model that uses it.

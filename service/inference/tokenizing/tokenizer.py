@@ -14,7 +14,13 @@ from models.packing import NO_ADAPTER
 from models.panics import panics_as_errors
 from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
-from service.inference.tokenizing.encodings import TextEncodings, outer_span, slices, spans_of
+from service.inference.tokenizing.encodings import (
+    TextEncodings,
+    WordsEncoding,
+    outer_span,
+    slices,
+    spans_of,
+)
 from service.inference.tokenizing.labelled_texts import LabelledTexts
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits, PairTokenizer
 from service.inference.tokenizing.rows import NO_PROMPT, Prompt, Row, Span, TokenizedText, fill_row
@@ -175,7 +181,7 @@ class TextTokenizer:
         Raises:
             VitrineError: Any error of `rows_of_texts`, under the same conditions.
         """
-        encoded = self._encoded_rows(texts, None, on_overflow, with_offsets=True)
+        encoded = self._rows_with_offsets(texts, None, on_overflow)
         return [
             replace(
                 row,
@@ -523,7 +529,7 @@ class TextTokenizer:
         if self._templated:
             raise _not_a_pair(0)
         refuse_empty([text])
-        ((row, encoding),) = self._encoded_rows([text], prompt_name, "error", with_offsets=True)
+        ((row, encoding),) = self._rows_with_offsets([text], prompt_name, "error")
         spans = row.offsets or ()
         sequence_ids = [None if span is None else 0 for span in spans]
         added = [self.token(token_id) for token_id in row.ids[len(encoding.ids) :]]
@@ -635,34 +641,37 @@ class TextTokenizer:
             texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens)
         return texts
 
+    def _rows_with_offsets(
+        self, texts: Sequence[str], prompt_name: str | None, on_overflow: OnOverflow
+    ) -> list[tuple[Row, Encoding]]:
+        encoded = self._encoded_rows(texts, prompt_name, on_overflow, with_offsets=True)
+        return cast(list[tuple[Row, Encoding]], encoded)
+
     def _encoded_rows(
         self,
         texts: Sequence[str],
         prompt_name: str | None,
         on_overflow: OnOverflow,
         with_offsets: bool,
-    ) -> list[tuple[Row, Encoding]]:
+    ) -> list[tuple[Row, Encoding | WordsEncoding]]:
+        """Return the row of each text, and its encoding: with offsets, that of the library."""
         for index, text in enumerate(texts):
             self.check_text(text, index)
         prompt, rules = self.prompt(prompt_name), self.rules(prompt_name)
         is_left = self._drops_left(on_overflow)
         max_chars = inf if rules.max_chars is None or is_left else rules.max_chars
-        encoded: list[tuple[Row, Encoding]] = []
+        encoded: list[tuple[Row, Encoding | WordsEncoding]] = []
         for part in slices(texts):
             prompted = [prompt.text + text for text in part] if prompt.text else part
             is_cut = [len(text) > max_chars for text in prompted]
             if any(is_cut):
                 prompted = [text[: rules.max_chars] for text in prompted]
-            encodings = self.encodings.truncated(
-                prompted,
-                rules.max_tokens,
-                is_left=is_left,
-                with_offsets=with_offsets,
-                with_special=not rules.looks_up,
-            )
+            encodings = self._encodings(prompted, rules, is_left, with_offsets)
             for encoding, lost_chars in zip(encodings, is_cut, strict=True):
                 ids: Sequence[int] = encoding.ids
-                spans = spans_of(encoding, len(prompt.text)) if with_offsets else None
+                spans = None
+                if with_offsets:
+                    spans = spans_of(cast(Encoding, encoding), len(prompt.text))
                 if rules.dropped:
                     if spans:
                         pairs = zip(spans, ids, strict=True)
@@ -683,6 +692,21 @@ class TextTokenizer:
                     self._check_row(row, len(encoded), on_overflow, rules)
                 encoded.append((row, encoding))
         return encoded
+
+    def _encodings(
+        self, texts: Sequence[str], rules: TokenRules, is_left: bool, with_offsets: bool
+    ) -> Sequence[Encoding | WordsEncoding]:
+        if not (with_offsets or rules.looks_up):
+            by_words = self.encodings.of_words(texts, rules.max_tokens)
+            if by_words is not None:
+                return by_words
+        return self.encodings.truncated(
+            texts,
+            rules.max_tokens,
+            is_left=is_left,
+            with_offsets=with_offsets,
+            with_special=not rules.looks_up,
+        )
 
     def _check_row(self, row: Row, index: int, on_overflow: OnOverflow, rules: TokenRules) -> None:
         """Check the row of a text that was truncated, or has no tokens after its prompt."""

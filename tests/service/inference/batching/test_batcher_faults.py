@@ -340,13 +340,14 @@ async def test_run_hit_by_a_late_cancellation_is_repeated() -> None:
 
 async def test_run_started_during_a_cancellation_is_repeated() -> None:
     released, begun, hit = threading.Event(), threading.Event(), threading.Event()
-    five_begun, clock = threading.Event(), ManualClock()
+    poison_begun, five_begun, clock = threading.Event(), threading.Event(), ManualClock()
 
     def slow(items: Sequence[int]) -> list[int]:
         if items == [5]:
             five_begun.set()
             assert released.wait(HANG_S)
         elif items == [POISON]:
+            poison_begun.set()
             assert hit.wait(HANG_S)
             raise ValueError("cancelled")
         elif not begun.is_set():
@@ -362,6 +363,7 @@ async def test_run_started_during_a_cancellation_is_repeated() -> None:
 
     async def scenario(batcher: Batcher[int, int]) -> None:
         poisoned = asyncio.create_task(batcher.submit([POISON]))
+        await eventually_async(poison_begun.is_set)
         await clock.advance(1)
         others = asyncio.create_task(batcher.submit([5, 8]))
         await eventually_async(five_begun.is_set)

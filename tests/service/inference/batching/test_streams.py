@@ -500,29 +500,6 @@ async def test_requests_of_several_batchers_run_while_the_event_loop_is_blocked(
         await asyncio.gather(running, *waiting)
 
 
-async def test_stream_has_its_last_batch_until_it_has_the_next_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # Without a batch, the event loop would no longer watch the thread, nor recover the next batch
-    # if it fails.
-    pool = StreamPool(1)
-    batcher = batcher_of(square, pool=pool)
-    form = batcher._runner.form
-    runs: list[Any] = []
-
-    def observed(now: float) -> Batch[Any]:
-        if threading.current_thread() is not threading.main_thread():
-            runs.extend(stream.run for stream in pool._streams)
-        return form(now)
-
-    monkeypatch.setattr(batcher._runner, "form", observed)
-    async with started(batcher):
-        assert (await batcher.submit([60, 61, 62])).results == [3600, 3721, 3844]
-        # The last result is here before the thread has looked for another batch.
-        await eventually_async(lambda: len(runs) == 3)
-    assert [[entry.item for entry in run.batch.items] for run in runs if run] == [[60], [61], [62]]
-
-
 @given(
     st.lists(
         st.tuples(

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, normalizers
+from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
 
 from models.artifact import TOKENIZER, Artifact
+from service.inference.tokenizing import plain_texts
 from service.inference.tokenizing.encodings import TextEncodings
 from service.inference.tokenizing.shared_tokenizers import SharedTokenizer, shared_tokenizer
 
@@ -31,6 +32,10 @@ PARTS = (
     "\x00",
     "語",
 )
+# Words and punctuation of plain texts, and parts of other texts.
+WORDS = st.sampled_from(
+    ["The ", "CAT", "can't ", "e-mail, ", "x" * 99, "x" * 101, " ", "  ", "3.14 ", "~!@ ", *PARTS]
+) | st.text("abYZ09 .,-'~", max_size=9)
 TEXTS = st.lists(
     st.lists(st.sampled_from(PARTS) | st.text("abYZ09 .,-'[]~", max_size=9), max_size=6).map(
         "".join
@@ -121,7 +126,7 @@ def test_plain_texts_have_the_tokens_that_they_have_with_the_normalizer(
             assert (a.ids, a.offsets, a.tokens) == (b.ids, b.offsets, b.tokens)
             assert a.special_tokens_mask == b.special_tokens_mask
             assert [each.ids for each in a.overflowing] == [each.ids for each in b.overflowing]
-        is_plain.update(shared.plain(text) is not None for text in texts)
+        is_plain.update(normalized(shared, text) is not None for text in texts)
 
     check()
     assert is_plain == {False, change is not without_normalizer}
@@ -129,5 +134,99 @@ def test_plain_texts_have_the_tokens_that_they_have_with_the_normalizer(
 
 def test_plain_texts_are_ascii_without_control_characters_and_added_tokens(content: bytes) -> None:
     shared = SharedTokenizer(content)
-    assert shared.plain("The CAT.") == "the cat."
-    assert [shared.plain(text) for text in ("[CLS]", "a [", "a\tb", "é", "\x7f")] == [None] * 5
+    assert normalized(shared, "The CAT.") == "the cat."
+    others = "[CLS]", "a [", "a\tb", "é", "\x7f"
+    assert [normalized(shared, text) for text in others] == [None] * 5
+
+
+def with_special_tokens_of_roberta(tokenizer: Tokenizer) -> None:
+    tokenizer.post_processor = processors.RobertaProcessing(("[SEP]", 3), ("[CLS]", 2))
+
+
+def without_special_tokens(tokenizer: Tokenizer) -> None:
+    tokenizer.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lowercasing,
+        cased,
+        with_normalized_token,
+        with_special_tokens_of_roberta,
+        without_special_tokens,
+    ],
+)
+@pytest.mark.parametrize("kept_words", [plain_texts._MAX_WORDS, 9])
+def test_plain_texts_have_the_tokens_of_their_words(
+    content: bytes,
+    change: Callable[[Tokenizer], None],
+    kept_words: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plain_texts, "_MAX_WORDS", kept_words)
+    oracle = Tokenizer.from_buffer(content)
+    oracle.no_truncation()
+    change(oracle)
+    own = SharedTokenizer(oracle.to_str().encode()).plain_texts
+    assert own is not None
+    found = 0
+
+    @settings(max_examples=100, deadline=None, derandomize=True)
+    @given(st.lists(WORDS, max_size=12).map("".join))
+    def check(text: str) -> None:
+        nonlocal found
+        for _ in range(3):  # the words of a text are learnt a few at a time
+            ids = own.ids(text)
+            if ids is not None:
+                found += 1
+                assert ids == oracle.encode(text).ids
+        if own.normalized(text) is None:
+            assert ids is None
+
+    check()
+    assert found > 30
+    assert len(own._ids) <= kept_words + plain_texts._MAX_NEW_WORDS
+
+
+def test_words_of_a_text_are_looked_up_a_few_at_a_time(content: bytes) -> None:
+    own = SharedTokenizer(content).plain_texts
+    assert own is not None
+    text = "one two three four five six"
+    assert own.ids("one two") is not None
+    assert own.ids("three four five six seven") is None
+    assert own.ids("three four five six seven") is not None
+    assert own.ids(text) == Tokenizer.from_buffer(content).encode(text).ids
+
+
+@pytest.mark.parametrize(
+    "pre_tokenizer", [pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit()]
+)
+def test_other_pre_tokenizers_have_no_words(
+    content: bytes, pre_tokenizer: pre_tokenizers.PreTokenizer
+) -> None:
+    tokenizer = Tokenizer.from_buffer(content)
+    tokenizer.no_truncation()
+    tokenizer.pre_tokenizer = pre_tokenizer
+    own = SharedTokenizer(tokenizer.to_str().encode()).plain_texts
+    assert own is not None
+    assert own.normalized("the cat") == "the cat"
+    assert own.ids("the cat") is None
+
+
+def test_short_texts_are_tokenised_by_their_words_unless_they_are_too_long_for_the_model(
+    content: bytes,
+) -> None:
+    encodings = TextEncodings(SharedTokenizer(content), 100)
+    short = "one two"
+    ids = Tokenizer.from_buffer(content).encode(short).ids
+    encoded = encodings.of_words([short, short], len(ids))
+    assert encoded is not None
+    assert [each.ids for each in encoded] == [ids, ids]
+    assert encodings.of_words([short], len(ids) - 1) is None
+    assert encodings.of_words([short, "naïve"], len(ids)) is None
+    assert encodings.of_words(["one " * 26], 100) is None  # more than may be tokenised at once
+
+
+def normalized(shared: SharedTokenizer, text: str) -> str | None:
+    return None if shared.plain_texts is None else shared.plain_texts.normalized(text)
