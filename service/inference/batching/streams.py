@@ -266,11 +266,19 @@ class StreamPool:
         with self._lock:  # a stream that finds no batch is idle before it releases the lock
             self._wake_one()
 
+    def _rest(self, stream: _Stream) -> None:
+        """Count a stream as idle. The lock is held."""
+        (self._idle.appendleft if stream.is_spare else self._idle.append)(stream)
+
     def _wake_one(self) -> None:
         """Let an idle stream look for a batch, if there is one. The lock is held."""
-        if self._idle and any(member.runner.has_queued for member in self._members):
-            stream = self._idle.pop()
-            stream.thread.submit(self._run_batches, stream)
+        if not (self._idle and any(member.runner.has_queued for member in self._members)):
+            return
+        stream = self._idle[-1]
+        if stream.is_spare and any(own.run is None for own in self._streams if own is not stream):
+            return  # a stream that was woken looks first, and then wakes the spare one
+        self._idle.pop()
+        stream.thread.submit(self._run_batches, stream)
 
     def finish_s(self, runner: Runner, work_s: float) -> float:
         """Estimate the seconds until queued work of a runner has run.
@@ -290,7 +298,10 @@ class StreamPool:
         """Watch a stream, and replace it if its thread hangs."""
         while True:
             stream = _Stream(is_spare, self._loop.create_future())
-            self._streams.add(stream)
+            with self._lock:
+                self._streams.add(stream)
+                self._rest(stream)
+                self._wake_one()
             try:
                 while stream in self._streams:
                     await self._watch(stream)
@@ -300,8 +311,6 @@ class StreamPool:
 
     async def _watch(self, stream: _Stream) -> None:
         """Let a stream run batches until a run fails, and recover what can run of that batch."""
-        stream.ended = self._loop.create_future()
-        stream.thread.submit(self._run_batches, stream)
         try:
             failure = await self._failure(stream)
             if failure is not None and (failed := stream.run) is not None:
@@ -311,6 +320,9 @@ class StreamPool:
             if stream.run is None:
                 raise
             stream.run.member.runner.stop(error)
+        if stream in self._streams:
+            stream.ended = self._loop.create_future()
+            stream.thread.submit(self._run_batches, stream)
 
     def _take(self, stream: _Stream, *, has_run: bool) -> _Run | None:
         """Release the batch of a stream and take the next one; without any, the stream is idle.
@@ -335,7 +347,7 @@ class StreamPool:
             if run is not None or stream.is_spare:
                 self._wake_one()
             if run is None and stream in self._streams:
-                (self._idle.appendleft if stream.is_spare else self._idle.append)(stream)
+                self._rest(stream)
                 # At the same time: later, a stream that found only items to wait for would not wait
                 # for them, but for `wake`, which may never come.
                 retry_s = min((own.runner.retry_s(now) for own in self._members), default=inf)
@@ -348,7 +360,7 @@ class StreamPool:
         members = self._members if stream in self._streams else ()
         for member in sorted(members, key=attrgetter("virtual_s")):
             runner = member.runner
-            if member.running == runner.streams:
+            if member.running == runner.streams or not runner.has_queued:
                 continue
             if stream.is_spare and (member.running or runner.queued_s > _SPARE_S):
                 continue

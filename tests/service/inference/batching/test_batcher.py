@@ -1,6 +1,7 @@
 import asyncio
 import threading
 from collections.abc import Sequence
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from service.inference.batching.batcher import (
     _union_s,
 )
 from service.inference.batching.runs import ItemFailed
+from service.inference.batching.streams import StreamPool
 from tests.batchers import (
     POISON,
     ManualClock,
@@ -129,7 +131,10 @@ async def test_queue_is_shared_evenly_between_streams() -> None:
 
     async def scenario(batcher: Batcher[int, int]) -> None:
         run.gate.clear()
-        eight = [asyncio.create_task(batcher.submit([6])) for _ in range(8)]
+        with patch.object(pool, "wake"):  # no stream looks before all are queued
+            eight = [asyncio.create_task(batcher.submit([6])) for _ in range(8)]
+            await settled()
+        pool.wake()
         await eventually_async(lambda: len(run.batches) == 2)
         assert [len(batch) for batch in run.batches] == [4, 4]
         two_more = [asyncio.create_task(batcher.submit([6])) for _ in range(2)]
@@ -139,7 +144,8 @@ async def test_queue_is_shared_evenly_between_streams() -> None:
         # 12 waited and 24 or 48 ran: a share of 18 or more, so they go together.
         assert [len(batch) for batch in run.batches] == [4, 4, 2]
 
-    await with_batcher(batcher_of(run, streams=2, min_split_tokens=1), scenario)
+    pool = StreamPool(2)
+    await with_batcher(batcher_of(run, streams=2, min_split_tokens=1, pool=pool), scenario)
 
 
 async def test_outcome_reports_queue_time_and_run_time() -> None:

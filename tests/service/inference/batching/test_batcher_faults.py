@@ -293,21 +293,29 @@ async def test_timeout_applies_to_each_batch_separately() -> None:
 
 async def test_run_that_returns_late_despite_cancellation_keeps_its_results() -> None:
     clock, stop_errors = ManualClock(), list[BaseException]()
+    waits = list[int]()  # at each cancellation
 
     def run(items: Sequence[int]) -> list[int]:
         if items == [7]:
             eventually(lambda: clock.waits)
             clock.advance_in_thread(5)
-            eventually(lambda: clock.waits == 2)  # the run is cancelled, and should end
+            eventually(lambda: waits and clock.waits == waits[0] + 1)  # it should end now
         elif items == [8]:
             clock.advance_in_thread(1)  # after this time a cancelled run would count as hanging
-            eventually(lambda: clock.waits == 3 or stop_errors)
+            eventually(lambda: clock.waits == waits[0] + 2 or stop_errors)
         return list(items)
 
     async def scenario(batcher: Batcher[int, int]) -> None:
         assert (await batcher.submit([7, 8, 9])).results == [7, 8, 9]
 
-    batcher = batcher_of(run, max_cost=1, timeout_s=5, on_stop=stop_errors.append, clock=clock)
+    batcher = batcher_of(
+        run,
+        max_cost=1,
+        timeout_s=5,
+        cancel=lambda: waits.append(clock.waits),
+        on_stop=stop_errors.append,
+        clock=clock,
+    )
     await with_batcher(batcher, scenario)
 
 

@@ -134,7 +134,7 @@ async def test_spare_stream_runs_no_batch_of_a_batcher_that_runs_one() -> None:
     async with started(batcher):
         requests = [submit(batcher, 1), submit(batcher, 2)]
         await eventually_async(lambda: gates.begun == [1])
-        await settled()
+        await eventually_async(lambda: len(pool._idle) == 1)  # the spare stream has looked
         assert gates.begun == [1]
         gates.open(1, 2)
         await asyncio.gather(*requests)
@@ -152,6 +152,7 @@ async def test_spare_stream_takes_no_large_queue() -> None:
         await eventually_async(lambda: not other.running)
         large = submit(other, 21)
         await settled()
+        await eventually_async(lambda: len(pool._idle) == 1)  # the spare stream has looked
         assert other.queued_tokens == 21
         run.gate.set()
         await asyncio.gather(first, large)
@@ -173,8 +174,10 @@ async def test_batch_that_the_spare_stream_may_not_take_runs_after_the_spare_str
         flood.gate.set()
         await first
         await eventually_async(lambda: not flooded.running)
-        large = submit(other, 50, 50)  # the other stream finds the batcher at its limit
+        large = submit(other, 50, 50)
         await settled()
+        # The other stream has found the batcher at its limit.
+        await eventually_async(lambda: len(pool._idle) == 1)
         small.gate.set()
         await asyncio.wait_for(asyncio.gather(on_spare, large), HANG_S)
 
@@ -559,19 +562,27 @@ async def test_idle_stream_takes_the_withheld_bulk_items_when_their_time_has_com
         assert (await batcher.submit([item])).results == [item**2]
         await eventually_async(lambda: len(pool._idle) == 1)
 
+    async def withheld(item: int) -> "asyncio.Task[Outcome[int]]":
+        waits = clock.waits
+        task = asyncio.create_task(batcher.submit([item], priority="bulk"))
+        await eventually_async(lambda: clock.waits > waits)
+        return task
+
     async with started(batcher):
         await run(5)
-        bulk = asyncio.ensure_future(batcher.submit([6], priority="bulk"))
+        bulk = await withheld(6)
         await clock.advance(0.009)
         assert recorder.batches == [[5]]
         await clock.advance(0.002)
         assert (await bulk).results == [36]
         await run(7)
-        bulk = asyncio.ensure_future(batcher.submit([8], priority="bulk"))
+        bulk = await withheld(8)
         await clock.advance(0.002)
         # Interactive items come meanwhile, and the moment begins anew.
         await run(9)
+        waits = clock.waits
         await clock.advance(0.009)
+        await eventually_async(lambda: clock.waits > waits)
         assert recorder.batches[-1] == [9]
         await clock.advance(0.002)
         assert (await bulk).results == [64]
