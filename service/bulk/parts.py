@@ -19,7 +19,7 @@ from service.bulk.options import OutputFormat
 
 METADATA = b"vitrine"
 # Size in bytes above which rows are written before the part is complete.
-_BUFFER_BYTES = 64 * 2**20
+_BUFFER_BYTES = 8 * 2**20
 _VECTORS = "embedding"
 
 
