@@ -18,8 +18,9 @@ from models.artifact import sha256
 from service.bulk.options import OutputFormat
 
 METADATA = b"vitrine"
-# Size in bytes above which rows are written before the part is complete.
-_BUFFER_BYTES = 64 * 2**20
+# Size in bytes above which rows are written before the part is complete. Writing takes five times
+# as much: copies, the levels of lists, and encoded pages.
+_BUFFER_BYTES = 4 * 2**20
 _VECTORS = "embedding"
 
 

@@ -29,7 +29,7 @@ _HIGHLIGHT_PASSES = 9
 # Approximate size of a Python text and of its tokens, in bytes per character.
 _CHAR_BYTES = 8
 # Share of the memory for results of recent blocks.
-_RECENT = 0.25
+_RECENT = 0.1
 
 
 @dataclass(frozen=True)

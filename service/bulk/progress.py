@@ -26,6 +26,7 @@ class Progress:
     """State of a job.
 
     Attributes:
+        stage: The work: "encoding", or another one of an evaluation, which counts no rows.
         rows: Number of encoded rows, by this run.
         tokens: Number of their tokens.
         truncated: Number of truncated texts among them.
@@ -42,6 +43,7 @@ class Progress:
         difference: Largest difference of one of these.
     """
 
+    stage: str = "encoding"
     rows: int = 0
     tokens: int = 0
     truncated: int = 0
@@ -128,21 +130,26 @@ def reporting(kind: ReportKind) -> Iterator[Callable[[Progress], None]]:
             TextColumn("{task.fields[details]}"),
             console=Console(stderr=True),
         ) as bar:
-            task = bar.add_task("encoding", total=1.0, details="")
+            task = bar.add_task("", total=1.0, details="")
             yield lambda progress: bar.update(
-                task, completed=progress.share, details=_details(progress)
+                task,
+                description=progress.stage,
+                completed=progress.share,
+                details=_details(progress),
             )
     else:
         yield lambda _: None
 
 
 def _details(progress: Progress) -> str:
-    details = f"{progress.kept + progress.rows:,} rows, {progress.tokens_per_s:,.0f} tokens/s"
+    details = []
+    if rows := progress.kept + progress.rows:
+        details.append(f"{rows:,} rows, {progress.tokens_per_s:,.0f} tokens/s")
     if progress.all_errors:
-        details += f", {progress.all_errors:,} errors"
+        details.append(f"{progress.all_errors:,} errors")
     if progress.remaining_s is not None:
-        details += f", {duration(progress.remaining_s)} left"
-    return details
+        details.append(f"{duration(progress.remaining_s)} left")
+    return ", ".join(details)
 
 
 def duration(seconds: float) -> str:
@@ -169,6 +176,7 @@ def as_json(progress: Progress) -> dict[str, object]:
     """Return the progress for orchestrators."""
     remaining_s = progress.remaining_s
     return {
+        "stage": progress.stage,
         "rows": progress.kept + progress.rows,
         "tokens": progress.tokens,
         "tokens_per_s": round(progress.tokens_per_s, 1),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.dataset
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from service.bulk.journal import Journal
@@ -22,6 +23,8 @@ _TOLERANCE = 1e-5
 _ROUNDED_TOLERANCE = 2e-2
 # The same for bits: values near 0 can have either sign.
 _BITS_TOLERANCE = 0.2
+# Number of rows of the output that are read at once.
+_BLOCK_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -81,9 +84,13 @@ async def verify_rows(job: OpenJob, journal: Journal) -> tuple[int, float]:
 
 def _stored(folder: Path, journal: Journal, rows: Iterable[int]) -> dict[int, dict[str, object]]:
     names = journal.joined or [name for p in journal.finished.values() for name in p.files]
-    dataset = pyarrow.dataset.dataset([str(folder / name) for name in names], format="parquet")
-    chosen = pyarrow.dataset.field(ROW).isin(pa.array(sorted(rows), pa.int64()))
-    return {row[ROW]: row for row in dataset.to_table(filter=chosen).to_pylist()}
+    wanted = pa.array(sorted(rows), pa.int64())
+    stored: dict[int, dict[str, object]] = {}
+    for name in names:
+        for batch in pq.ParquetFile(folder / name).iter_batches(_BLOCK_ROWS):
+            chosen = batch.filter(pc.is_in(batch.column(ROW), wanted))
+            stored.update((row[ROW], row) for row in chosen.to_pylist())
+    return stored
 
 
 def _difference(stored: Mapping[str, object], again: Mapping[str, object], dtype: str) -> float:

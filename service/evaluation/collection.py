@@ -169,7 +169,7 @@ def _written(target: Path, content: str, columns: Iterable[list[list[str]]]) -> 
         partial.rename(target)
     if (pq.read_schema(target).metadata or {}).get(CONTENT) != content.encode():
         raise OptionError(f"{target} has other texts than those given; choose another folder")
-    ids: list[str] = pq.read_table(target, columns=["id"]).column(0).to_pylist()
+    ids: list[str] = pq.ParquetFile(target).read(["id"]).column(0).to_pylist()
     if not ids:
         raise BulkError(f"{target} has no texts; remove it, and give a file that has some")
     return ids
@@ -343,7 +343,7 @@ def _relevance(value: object) -> int:
 def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
     """Yield the number and the fields of each judgement."""
     if path.suffix == ".parquet":
-        table = pq.read_table(path)
+        table = pq.ParquetFile(path).read()
         if missing := set(_JUDGEMENT_COLUMNS) - set(table.column_names):
             raise OptionError(f"{path} has no column {min(missing)!r}")
         rows = zip(*(table.column(name).to_pylist() for name in _JUDGEMENT_COLUMNS), strict=True)

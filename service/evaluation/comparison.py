@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import orjson
-from scipy.stats import bootstrap, kendalltau
 
 from service.bulk.options import OptionError
 from service.evaluation.ranking import Rankings
@@ -99,6 +98,8 @@ def _settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, list[
 
 
 def _measure(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> dict[str, Any]:
+    from scipy.stats import bootstrap  # takes 60 MB, which evaluations without a comparison save
+
     queries = list(new["queries"])
     before, after = (
         np.array([results["queries"][query]["measures"][name] for query in queries])
@@ -128,6 +129,8 @@ def _measure(old: Mapping[str, Any], new: Mapping[str, Any], name: str) -> dict[
 
 
 def _query(old: Evaluated, new: Evaluated, query: str) -> dict[str, Any]:
+    from scipy.stats import kendalltau
+
     before, after = (
         {document: place for place, document in enumerate(own.rankings.get(query, ()), 1)}
         for own in (old, new)

@@ -11,6 +11,7 @@ A job that was interrupted continues where it was.
 """
 
 import asyncio
+import ctypes
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -93,7 +94,7 @@ async def evaluate(
 
     Args:
         options: Settings of the evaluation.
-        report: Called with the state of each bulk job.
+        report: Called with the state of each bulk job, and of the ranking.
         stop: Ends the evaluation after the current part of a job, if it is set; it returns None.
 
     Raises:
@@ -125,8 +126,9 @@ async def evaluate(
     for name, settings in jobs.items():
         if not await finishes(name, settings):
             return None
+        _release_memory()
     _check_versions(options)
-    rankings = await asyncio.to_thread(_ranked, options, texts, similarity)
+    rankings = await asyncio.to_thread(_ranked, options, texts, similarity, report)
     if options.reranker is not None:
         jobs["pairs"] = options.reranker
         with writing(options.folder):
@@ -195,7 +197,9 @@ def _kind(job: Job) -> Kind:
     return "dense" if isinstance(job, ServerJob) else checked_kind(job)
 
 
-def _ranked(options: EvaluationOptions, texts: JudgedTexts, similarity: Similarity) -> Rankings:
+def _ranked(
+    options: EvaluationOptions, texts: JudgedTexts, similarity: Similarity, report: Report
+) -> Rankings:
     job, quantizer = options.documents, None
     if isinstance(job, BulkOptions) and job.dtype not in ("float32", "float16"):
         artifact = Artifact.load(job.model)
@@ -207,13 +211,34 @@ def _ranked(options: EvaluationOptions, texts: JudgedTexts, similarity: Similari
     folder = options.folder
     documents = Vectors(folder / "documents", texts.document_ids, _kind(job), quantizer)
     queries = Vectors(folder / "queries", texts.query_ids, _kind(options.queries))
+    progress = Progress(stage="ranking")
+    progress.start()
+
+    def report_share(share: float) -> None:
+        progress.share = share
+        report(progress)
+
+    depth = options.depth + options.ignores_identical_ids
+    rankings = rank(queries, documents, similarity, depth, report_share)
+    progress.is_complete = True
+    report_share(1.0)
     if not options.ignores_identical_ids:
-        return rank(queries, documents, similarity, options.depth)
-    rankings = rank(queries, documents, similarity, options.depth + 1)
+        return rankings
     return {
         query: dict([item for item in own.items() if item[0] != query][: options.depth])
         for query, own in rankings.items()
     }
+
+
+def _release_memory() -> None:
+    """Return the memory of closed models to the operating system.
+
+    glibc keeps what threads have freed, 90 MB of all-MiniLM-L6-v2, and the threads of the next
+    model cannot use it. Other systems lack the call.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 def _write_pairs(options: EvaluationOptions, texts: JudgedTexts, rankings: Rankings) -> None:
@@ -241,7 +266,7 @@ def _pairs(texts: JudgedTexts, best: dict[str, list[str]]) -> Iterator[list[list
     for query, documents in best.items():
         for document in documents:
             queries_of.setdefault(document, []).append(query)
-    table = pq.read_table(texts.queries)
+    table = pq.ParquetFile(texts.queries).read()
     query_texts = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
     for batch in pq.ParquetFile(texts.documents).iter_batches(_BLOCK_ROWS):
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
@@ -258,7 +283,7 @@ def _reranked(folder: Path, rankings: Rankings) -> Rankings:
     """Return the rankings by the scores of pairs; other documents follow in their order."""
     scores: dict[str, dict[str, float]] = {query: {} for query in rankings}
     for path in sorted(folder.glob("part-*.parquet")):
-        table = pq.read_table(path, columns=["query_id", "document_id", "score"])
+        table = pq.ParquetFile(path).read(["query_id", "document_id", "score"])
         table = table.filter(pc.is_valid(table.column("score")))
         for query, document, score in zip(*(c.to_pylist() for c in table.columns), strict=True):
             scores[query][document] = score
@@ -305,7 +330,7 @@ def _job_description(folder: Path, job: Job) -> dict[str, object]:
     """Return the settings of a bulk job, which its files have, and the number of its errors."""
     parts = sorted(folder.glob("part-*.parquet"))
     settings: dict[str, object] = orjson.loads(pq.read_schema(parts[0]).metadata[METADATA])
-    errors = [pq.read_table(path, columns=["error"]).column(0) for path in parts]
+    errors = [pq.ParquetFile(path).read(["error"]).column(0) for path in parts]
     settings["errors"] = sum(len(column) - column.null_count for column in errors)
     if isinstance(job, BulkOptions):
         settings["artifact"] = str(job.model.absolute())

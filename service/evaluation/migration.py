@@ -234,7 +234,7 @@ def _similarity(artifact: Artifact) -> SimilarityName:
 
 
 def _ids(own: Evaluated, name: str) -> list[str]:
-    ids: list[str] = pq.read_table(own.folder / f"{name}.parquet", columns=["id"])[0].to_pylist()
+    ids: list[str] = pq.ParquetFile(own.folder / f"{name}.parquet").read(["id"])[0].to_pylist()
     return ids
 
 
@@ -269,7 +269,7 @@ def _write_mapped(source: Path, folder: Path, map_: Map, normalizes: bool) -> No
     """Write the vectors of queries in the other space, as a bulk job writes vectors."""
     folder.mkdir()
     for path in sorted(source.glob("part-*.parquet")):
-        table = pq.read_table(path, columns=[ROW, "embedding", ERROR]).combine_chunks()
+        table = pq.ParquetFile(path).read([ROW, "embedding", ERROR]).combine_chunks()
         valid = table.filter(table[ERROR].is_null())
         column = valid["embedding"].combine_chunks()
         mapped = map_(column.flatten().to_numpy().reshape(len(valid), column.type.list_size))

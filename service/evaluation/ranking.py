@@ -1,6 +1,6 @@
 """Exact search: the best documents of each query, by the vectors that bulk jobs have written."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ Rankings = Mapping[str, Mapping[str, float]]
 
 # Maximum number of documents, and of queries, whose vectors are in memory; and of documents with
 # several vectors each.
-_DOCUMENTS, _QUERIES, _DIVIDED = 2048, 512, 128
+_DOCUMENTS, _QUERIES, _DIVIDED = 1024, 1024, 128
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,12 @@ class Vectors:
     def blocks(self, rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows without an error, at most as many as `rows` at once."""
         for path in sorted(self.folder.glob("part-*.parquet")):
-            for batch in pq.ParquetFile(path).iter_batches(rows):
-                valid = batch.filter(pc.is_null(batch.column(ERROR)))
-                if len(valid):
-                    yield valid
+            for batch in pq.ParquetFile(path).iter_batches(rows, use_threads=False):
+                errors = batch.column(ERROR)
+                if errors.null_count < len(batch):
+                    batch = batch.filter(pc.is_null(errors))
+                if len(batch):
+                    yield batch
 
 
 class Similarity(NamedTuple):
@@ -68,7 +70,13 @@ class Similarity(NamedTuple):
     width: int
 
 
-def rank(queries: Vectors, documents: Vectors, similarity: Similarity, depth: int) -> Rankings:
+def rank(
+    queries: Vectors,
+    documents: Vectors,
+    similarity: Similarity,
+    depth: int,
+    report: Callable[[float], None] = lambda _: None,
+) -> Rankings:
     """Return the best documents of each query that has a vector.
 
     A document has the score of its best chunk. Codes stand for the vectors that `dequantize`
@@ -79,12 +87,14 @@ def rank(queries: Vectors, documents: Vectors, similarity: Similarity, depth: in
         documents: Vectors of the documents.
         similarity: How the vectors are compared.
         depth: Maximum number of documents of a query.
+        report: Called with the share of the pairs that have been compared, from 0 to 1.
     """
     # Among equal scores the greater id is first, as in trec_eval.
     order = np.empty(len(documents.ids), np.int64)
     order[sorted(range(len(order)), key=documents.ids.__getitem__)] = range(len(order))
     rankings: dict[str, dict[str, float]] = {}
     for some in queries.blocks(_QUERIES):
+        first, last = (some.column(ROW)[index].as_py() for index in (0, -1))
         best = [_Best(depth, order) for _ in range(len(some))]
         for block in documents.blocks(
             _DIVIDED if documents.kind in ("chunks", "multi") else _DOCUMENTS
@@ -94,6 +104,8 @@ def rank(queries: Vectors, documents: Vectors, similarity: Similarity, depth: in
             scores = _scores(some, block, documents, similarity).astype(np.float32)
             for own, row in zip(best, scores, strict=True):
                 own.add(numbers, row)
+            compared = first + (last + 1 - first) * (numbers[-1] + 1) / len(order)
+            report(float(compared) / len(queries.ids))
         for own, number in zip(best, some.column(ROW).to_pylist(), strict=True):
             rankings[queries.ids[number]] = {documents.ids[row]: s for row, s in own.ranking()}
     return rankings

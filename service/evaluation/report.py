@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset
+import pyarrow.parquet as pq
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
@@ -24,6 +24,8 @@ _SHOWN, _EXPLAINED = 20, 5
 _DOCUMENTS = 2
 # Number of characters of a text in a table.
 _EXCERPT = 160
+# Number of documents whose texts are read at once.
+_BLOCK_ROWS = 1024
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:1000px;margin:2rem auto;padding:0 1rem}
@@ -110,9 +112,12 @@ def _row(row: _Row) -> str:
 
 
 def _texts(path: Path, ids: set[str]) -> dict[str, str]:
-    dataset = pyarrow.dataset.dataset(path, format="parquet")
-    table = dataset.to_table(filter=pc.field("id").isin(pa.array(sorted(ids), pa.string())))
-    return dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    wanted = pa.array(sorted(ids), pa.string())
+    texts: dict[str, str] = {}
+    for batch in pq.ParquetFile(path).iter_batches(_BLOCK_ROWS):
+        chosen = batch.filter(pc.is_in(batch.column("id"), wanted))
+        texts.update(zip(*(column.to_pylist() for column in chosen.columns), strict=True))
+    return texts
 
 
 def _query(own: Mapping[str, Any], text: str, documents: Mapping[str, str]) -> Iterator[str]:

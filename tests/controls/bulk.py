@@ -20,6 +20,19 @@ GUARDS = (
         f"{_E}test_ranking.py::test_best_documents_of_many_blocks_are_those_of_all",
     ),
     Guard(
+        "service/evaluation/ranking.py",
+        "compared = first + (last + 1 - first)",
+        "compared = (last + 1 - first)",
+        f"{_E}test_ranking.py::test_best_documents_of_many_blocks_are_those_of_all",
+    ),
+    Guard(
+        "service/evaluation/evaluation.py",
+        'pq.ParquetFile(path).read(["error"])',
+        'pq.read_table(path, columns=["error"])',
+        f"{_E}test_evaluation.py::"
+        "test_evaluation_without_a_comparison_imports_no_package_that_it_does_not_need",
+    ),
+    Guard(
         "service/evaluation/server.py",
         "if self.version is None or not any(vector is not None for vector in vectors):",
         "if self.version is None:",

@@ -664,8 +664,15 @@ GUARDS = (
     ),
     Guard(
         "service/inference/results/metrics.py",
-        "scales = np.maximum(norms * np.linalg.norm(mean)",
-        "scales = np.maximum(np.linalg.norm(mean)",
+        "vectors @ direction / np.maximum(norms, np.finfo(np.float32).tiny)",
+        "vectors @ direction",
+        "tests/service/api/test_metrics.py::"
+        "test_computed_vectors_are_recorded_by_norm_and_distance_from_the_calibration",
+    ),
+    Guard(
+        "service/inference/model/opening.py",
+        "truncate_and_normalize(calibration.mean[None], None, normalize=True)",
+        "calibration.mean[None]",
         "tests/service/api/test_metrics.py::"
         "test_computed_vectors_are_recorded_by_norm_and_distance_from_the_calibration",
     ),

@@ -47,7 +47,7 @@ from service.inference.results.loaded_model import BatchItem, run_batch, sealed
 from service.inference.results.metrics import InferenceMetrics, ModelMetrics
 from service.inference.results.query_table import read_query_weights
 from service.inference.results.token_pooling import check_poolable
-from service.inference.results.vectors import RowResults, Vectors
+from service.inference.results.vectors import RowResults, Vectors, truncate_and_normalize
 from service.inference.tokenizing.executor import BoundedExecutor
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import TextTokenizer
@@ -170,8 +170,10 @@ async def open_model(
                 f"row: {reason_of(error)}"
             ) from error
 
-    mean = None if calibration is None else calibration.mean
-    run = partial(run_batch, engine, metrics, mean)
+    direction = None
+    if calibration is not None:
+        (direction,) = truncate_and_normalize(calibration.mean[None], None, normalize=True)
+    run = partial(run_batch, engine, metrics, direction)
     check = artifact.check()
     # The self-check runs the check inputs once per output and compiled graph.
     check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)

@@ -465,14 +465,14 @@ def _stopped() -> NotReady:
 
 
 def run_batch(
-    engine: Engine, metrics: ModelMetrics, mean: Vectors | None, batch: Sequence[BatchItem]
+    engine: Engine, metrics: ModelMetrics, direction: Vectors | None, batch: Sequence[BatchItem]
 ) -> list[RowResults]:
     """Return the results of each item, from one forward pass of the engine.
 
     Args:
         engine: Engine that runs the batch.
         metrics: Metrics in which the batch is recorded.
-        mean: Mean vector of the model's calibration; None: not calibrated.
+        direction: See `ModelMetrics.observe_vectors`.
         batch: The items.
     """
     rows = [item.row for item in batch]
@@ -481,7 +481,7 @@ def run_batch(
     outputs = tuple(dict.fromkeys(output for item in batch for output in item.outputs))
     results = _run_rows(engine, metrics, rows, outputs)
     if "pooled" in outputs:
-        metrics.observe_vectors(results[outputs.index("pooled")], mean)
+        metrics.observe_vectors(results[outputs.index("pooled")], direction)
     columns = {
         output: _by_row(rows, output, result)
         for output, result in zip(outputs, results, strict=True)

@@ -247,20 +247,21 @@ class ModelMetrics:
         if truncated:
             self._truncated_inputs.inc(truncated)
 
-    def observe_vectors(self, vectors: Vectors, mean: Vectors | None) -> None:
+    def observe_vectors(self, vectors: Vectors, direction: Vectors | None) -> None:
         """Record the norms and directions of vectors. May be called from any thread.
 
         Args:
             vectors: Pooled vectors `(B, W)`, before normalisation.
-            mean: Mean vector `(W,)` of the calibration; None: the model is not calibrated.
+            direction: Mean vector `(W,)` of the calibration, scaled to unit length; None: the model
+                is not calibrated.
         """
         norms = np.linalg.norm(vectors, axis=1)
         self._vectors.inc(len(vectors))
         self._vector_norms.inc(float(norms.sum()))
-        if mean is not None:
-            scales = np.maximum(norms * np.linalg.norm(mean), np.finfo(np.float32).tiny)
+        if direction is not None:
+            cosines = vectors @ direction / np.maximum(norms, np.finfo(np.float32).tiny)
             self._compared_vectors.inc(len(vectors))
-            self._mean_distances.inc(float(np.maximum(1 - vectors @ mean / scales, 0).sum()))
+            self._mean_distances.inc(float(np.maximum(1 - cosines, 0).sum()))
 
     def add_queue(self, queue: Queue) -> None:
         """Include the queue of a version of the model."""

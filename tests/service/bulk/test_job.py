@@ -279,10 +279,10 @@ def test_item_that_fails_in_the_engine_is_an_error_and_the_others_are_encoded(
     from service.inference.model import opening
     from service.inference.results.loaded_model import run_batch
 
-    def run(engine: object, metrics: object, mean: object, batch: list) -> object:  # type: ignore[type-arg]
+    def run(engine: object, metrics: object, direction: object, batch: list) -> object:  # type: ignore[type-arg]
         if any(len(item.row.ids) == 6 for item in batch):
             raise ValueError("an engine's own message")
-        return run_batch(engine, metrics, mean, batch)  # type: ignore[arg-type]
+        return run_batch(engine, metrics, direction, batch)  # type: ignore[arg-type]
 
     monkeypatch.setattr(opening, "run_batch", run)
     encode(write_texts(tmp_path, TEXTS[:4]))

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -310,6 +312,8 @@ def test_evaluation_that_is_stopped_goes_on_where_it_was(
     assert len(list(parts.glob("part-*.parquet"))) == 5
     assert reports[0].kept + reports[0].rows == 150
     assert reports[0].kept == 30 * finished
+    assert list(dict.fromkeys(own.stage for own in reports)) == ["encoding", "ranking"]
+    assert (reports[-1].share, reports[-1].is_complete) == (1.0, True)
 
 
 @pytest.mark.parametrize(
@@ -377,6 +381,21 @@ def test_invalid_files_are_refused_by_name_and_record(
 def test_models_without_vectors_are_refused(run: Evaluate, reranker: Artifact) -> None:
     with pytest.raises(OptionError, match="has no vectors to search with; a reranker ranks"):
         run(model=reranker.path)
+
+
+def test_evaluation_without_a_comparison_imports_no_package_that_it_does_not_need(
+    collection: Path, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    """scipy takes 60 MB, and pyarrow.dataset 13 MB."""
+    code = (
+        "import sys; from service.evaluation.command_line import main; main(sys.argv[1:]); "
+        "print(*{'scipy', 'pyarrow.dataset', 'torch'} & sys.modules.keys())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path), "--beir", str(collection)]
+    command += ["--model", str(small_artifact.path), "--threads", "2"]
+    shown = subprocess.run(command, capture_output=True, check=True, text=True).stdout
+    assert "results.json has each query's" in shown
+    assert shown.splitlines()[-1] == ""
 
 
 def test_command_prints_the_measures_and_says_what_is_wrong(

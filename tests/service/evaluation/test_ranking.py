@@ -34,11 +34,13 @@ def test_best_documents_of_many_blocks_are_those_of_all(
     documents, queries = (draw.integers(-1, 2, (n, 3)).astype(np.float32) for n in (60, 5))
     ids = [f"d{number}" for number in draw.permutation(60)]
     names = [f"q{number}" for number in range(5)]
+    shares: list[float] = []
     found = rank(
         Vectors(write(tmp_path / "queries", queries), names, "dense"),
         Vectors(write(tmp_path / "documents", documents), ids, "dense"),
         Similarity("dot", 0),
         9,
+        shares.append,
     )
     assert found.keys() == {"q0", "q1", "q3", "q4"}
     for query, own in found.items():
@@ -46,3 +48,6 @@ def test_best_documents_of_many_blocks_are_those_of_all(
         rows = [row for row in range(60) if row != 2]
         rows.sort(key=lambda row: (scores[row], ids[row]), reverse=True)
         assert list(own.items()) == [(ids[row], float(scores[row])) for row in rows[:9]]
+    assert shares == sorted(shares)
+    assert len(shares) > 10
+    assert shares[-1] == 1.0
