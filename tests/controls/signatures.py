@@ -92,6 +92,31 @@ GUARDS = (
         f"{_S}test_model_that_is_no_artifact_is_exported_only_without_required_signatures",
     ),
     Guard(
+        "service/bulk/opening.py",
+        "        verify=options.signer,\n",
+        "",
+        f"{_S}test_commands_open_signed_artifacts_alone[encode]",
+    ),
+    Guard(
+        "service/bulk/command_line.py",
+        "signer=required_signer()",
+        "signer=None",
+        f"{_S}test_commands_open_signed_artifacts_alone[encode]",
+    ),
+    Guard(
+        "service/evaluation/command_line.py",
+        '"signer": required_signer()',
+        '"signer": None',
+        f"{_S}test_commands_open_signed_artifacts_alone[eval]",
+    ),
+    Guard(
+        "service/evaluation/migration.py",
+        'Artifact.load(Path(jobs[0]["artifact"]), required_signer())',
+        'Artifact.load(Path(jobs[0]["artifact"]))',
+        "tests/service/evaluation/test_migration.py::"
+        "test_artifacts_of_a_migration_must_be_signed_if_signatures_are_required",
+    ),
+    Guard(
         "service/check.py",
         "        read_public_key(settings.models.verify)\n",
         "",
