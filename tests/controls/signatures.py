@@ -117,6 +117,13 @@ GUARDS = (
         "test_artifacts_of_a_migration_must_be_signed_if_signatures_are_required",
     ),
     Guard(
+        "deploy/ray_serve.py",
+        "settings.models.verify and settings.models.verify.resolve()",
+        "settings.models.verify",
+        "tests/deploy/test_ray_serve.py::"
+        "test_ray_application_has_absolute_paths_because_replicas_run_in_other_folders",
+    ),
+    Guard(
         "service/check.py",
         "        read_public_key(settings.models.verify)\n",
         "",
