@@ -95,19 +95,19 @@ GUARDS = (
         "service/bulk/opening.py",
         "        verify=options.signer,\n",
         "",
-        f"{_S}test_commands_open_signed_artifacts_alone[encode]",
+        f"{_S}test_commands_open_signed_artifacts_alone",
     ),
     Guard(
         "service/bulk/command_line.py",
         "signer=required_signer()",
         "signer=None",
-        f"{_S}test_commands_open_signed_artifacts_alone[encode]",
+        f"{_S}test_commands_open_signed_artifacts_alone",
     ),
     Guard(
         "service/evaluation/command_line.py",
         '"signer": required_signer()',
         '"signer": None',
-        f"{_S}test_commands_open_signed_artifacts_alone[eval]",
+        f"{_S}test_commands_open_signed_artifacts_alone",
     ),
     Guard(
         "service/evaluation/migration.py",
