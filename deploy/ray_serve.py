@@ -1,9 +1,11 @@
 """Deployment on a Ray cluster: replicas on several machines, autoscaled with the load.
 
     serve run deploy.ray_serve:vitrine cpus=2 max_replicas=8
+    serve run --working-dir . deploy/ray_serve.yaml
 
-Settings come from the environment of the process that runs `serve run`. Ray sets the address and
-handles shutdown. Every machine needs the service's packages, and the artifact at the same path.
+Settings come from the environment of the process that runs `serve run`, or from the file, which
+also limits the time of a request. Ray handles shutdown, and sets the address if the file does not.
+Every machine needs the service's packages, and the artifact at the same path.
 """
 
 import asyncio

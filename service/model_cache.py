@@ -87,6 +87,15 @@ def absolute_if_local(name: object) -> object:
     return name
 
 
+def required_signer() -> Path | None:
+    """Return the file of the key that must have signed every artifact; None: none must be signed.
+
+    It is the setting `models.verify`, for commands without settings: see `ModelOptions.verify`.
+    """
+    file = os.environ.get("VITRINE_MODELS__VERIFY")
+    return None if file is None else Path(file).absolute()  # Ray's workers run in other folders
+
+
 def _default_cache() -> Path:
     if folder := os.environ.get("VITRINE_MODELS__CACHE"):  # also for commands without settings
         return Path(folder)
@@ -133,7 +142,7 @@ class _Entry:
         if not may_export:
             raise ArtifactError(
                 f"{self.model} is no signed artifact, which models.verify requires: run vitrine "
-                f"export {self.model} --out FOLDER --sign KEY, and serve FOLDER"
+                f"export {self.model} --out FOLDER --sign KEY, and name FOLDER"
             )
         with _exit_on_signals(), self._locked() as lock:
             # Another process may have exported the model meanwhile.

@@ -10,6 +10,7 @@ from models import signing
 from models.artifact import Artifact, ArtifactError
 from models.bom import bill_of_materials
 from models.printable import printable
+from service.model_cache import required_signer
 
 
 def sign(arguments: Sequence[str] | None = None) -> int:
@@ -45,7 +46,7 @@ def bom(arguments: Sequence[str] | None = None) -> int:
     """Run `vitrine bom` and return its exit status."""
 
     def run(path: Path) -> str:
-        return json.dumps(bill_of_materials(Artifact.load(path)), indent=2)
+        return json.dumps(bill_of_materials(Artifact.load(path, required_signer())), indent=2)
 
     parser = _parser("bom", "Print an artifact's bill of materials, in CycloneDX 1.6.")
     options = parser.parse_args(arguments)

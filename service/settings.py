@@ -1,6 +1,7 @@
 """The settings of the service, as immutable pydantic models.
 
-No other module of `service` reads environment variables, but `model_cache` that of its folder.
+No other module of `service` reads environment variables, but `model_cache` two of the group
+`models`, for commands without settings.
 
 The setting `group.name` is the environment variable `VITRINE_GROUP__NAME` and the command-line
 option `--group.name`.

@@ -31,7 +31,7 @@ from service.bulk.options import (
 from service.bulk.progress import Progress, ReportKind, as_json, duration, reporting
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.tokenizing.chunking import Chunking, Strategy
-from service.model_cache import absolute_if_local, artifact_of
+from service.model_cache import absolute_if_local, artifact_of, required_signer
 
 log = logging.getLogger("vitrine")
 
@@ -196,7 +196,8 @@ def options_of(values: Mapping[str, Any]) -> BulkOptions:
     if values["chunking"] is not None:
         values["kind"] = values["kind"] or "chunks"
     options = BulkOptions(**values)
-    return replace(options, model=exported(options.model, options.engine, options.precision))
+    model = exported(options.model, options.engine, options.precision)
+    return replace(options, model=model, signer=required_signer())
 
 
 def chunking_of(values: Mapping[str, Any]) -> Chunking | None:
@@ -226,7 +227,8 @@ def exported(model: Path, engine: str, precision: Precision) -> Path:
     """
     select_engine(None, engine, precision)  # before an export
     try:
-        return artifact_of(model, engine, precision, cache=None)
+        may_export = required_signer() is None
+        return artifact_of(model, engine, precision, cache=None, may_export=may_export)
     except OSError as error:
         raise OptionError(f"{model} cannot be read: {error}") from error
 

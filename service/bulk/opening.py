@@ -98,9 +98,9 @@ def checked_kind(options: BulkOptions) -> Kind:
 
     Raises:
         OptionError: The model cannot compute the kind, or an option does not apply to it.
-        ArtifactError: The artifact is incomplete or invalid.
+        ArtifactError: The artifact is incomplete or invalid, or not signed by `options.signer`.
     """
-    kind = kind_of(Artifact.load(options.model).manifest, options.kind)
+    kind = kind_of(Artifact.load(options.model, options.signer).manifest, options.kind)
     if options.dimensions is not None and kind not in ("dense", "chunks"):
         raise OptionError(f"--dimensions applies to dense vectors, not to {kind}")
     if options.chunking is not None and kind not in ("chunks", "scores"):
@@ -120,7 +120,7 @@ async def open_job(options: BulkOptions, kind: Kind, source: Source) -> AsyncIte
 
     Raises:
         OptionError: The model refuses an option, or a copied column has the name of a result.
-        ArtifactError: The artifact is incomplete or invalid.
+        ArtifactError: The artifact is incomplete or invalid, or not signed by `options.signer`.
         EngineError: The engine is unavailable on this machine, or fails the self-check.
     """
     async with await open_model(options.model, _model_options(options)) as model:
@@ -134,7 +134,8 @@ async def open_job(options: BulkOptions, kind: Kind, source: Source) -> AsyncIte
 
 
 def _model_options(options: BulkOptions) -> ModelOptions:
-    engine = select_engine(Artifact.load(options.model), options.engine, options.precision)
+    artifact = Artifact.load(options.model, options.signer)
+    engine = select_engine(artifact, options.engine, options.precision)
     return ModelOptions(
         engine=options.engine,
         precision=options.precision,
@@ -145,4 +146,5 @@ def _model_options(options: BulkOptions) -> ModelOptions:
         max_whole_chars=MAX_WHOLE_CHARS,
         max_token_vectors=_NO_LIMIT,
         max_chunks=_MAX_CHUNKS,
+        verify=options.signer,
     )

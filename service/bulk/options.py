@@ -68,6 +68,7 @@ class BulkOptions:
         engine: See `ModelOptions.engine`.
         precision: See `ModelOptions.precision`.
         threads: See `ModelOptions.threads`.
+        signer: See `ModelOptions.verify`.
     """
 
     inputs: tuple[str, ...]
@@ -96,6 +97,7 @@ class BulkOptions:
     engine: str = "auto"
     precision: Precision = "float32"
     threads: int = 0
+    signer: Path | None = None
 
     def __post_init__(self) -> None:
         """Check what depends on no file.

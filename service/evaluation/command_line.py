@@ -36,6 +36,7 @@ from service.evaluation.measures import DEFAULT, parse_measures
 from service.evaluation.report import report_html, summary
 from service.evaluation.server import CONTRACTS, ContractName, ServerJob
 from service.inference.errors import VitrineError
+from service.model_cache import required_signer
 
 EPILOG = (
     "Exit status: 0: done; 1: failed, what is finished is kept; 2: an option was refused; "
@@ -170,7 +171,7 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
     shared = {name: values[name] for name in ("engine", "precision", "threads")}
     folder: Path = values["output"]
     # Inputs and outputs of the jobs are set when they run.
-    own: dict[str, Any] = {"inputs": (), "output": folder, **shared}
+    own: dict[str, Any] = {"inputs": (), "output": folder, **shared, "signer": required_signer()}
     documents, queries = _jobs(values, own)
     reranker = None
     if values["reranker"] is not None:

@@ -183,7 +183,7 @@ def _similarity(options: EvaluationOptions) -> Similarity:
     """
     if isinstance(options.documents, ServerJob):
         return Similarity("cosine", 0)
-    manifest = Artifact.load(options.documents.model).manifest
+    manifest = Artifact.load(options.documents.model, options.documents.signer).manifest
     kinds = {_kind(own) for own in (options.documents, options.queries)}
     if manifest.similarity is None or kinds & {"scores", "labels"}:
         raise OptionError(
@@ -202,7 +202,7 @@ def _ranked(
 ) -> Rankings:
     job, quantizer = options.documents, None
     if isinstance(job, BulkOptions) and job.dtype not in ("float32", "float16"):
-        artifact = Artifact.load(job.model)
+        artifact = Artifact.load(job.model, job.signer)
         calibration = read_calibration(artifact)
         dtype = cast(OutputDtype, job.dtype)
         quantizer = make_quantizer(

@@ -24,6 +24,7 @@ from service.bulk.options import ERROR, ROW, OptionError
 from service.evaluation.comparison import Evaluated
 from service.evaluation.measures import means, measure, parse_measures
 from service.evaluation.ranking import Rankings, Similarity, Vectors, rank
+from service.model_cache import required_signer
 
 Matrix = NDArray[np.float64]
 # Settings of the jobs whose vectors are not those that a service returns by default.
@@ -208,7 +209,8 @@ def _artifact(own: Evaluated) -> Artifact:
 
     Raises:
         OptionError: The vectors are those of a server, or not as a service returns them.
-        ArtifactError: The artifact is not there, or is another one by now.
+        ArtifactError: The artifact is not there, is another one by now, or lacks a required
+            signature.
     """
     jobs = [own.results["jobs"][name] for name in ("documents", "queries")]
     if "artifact" not in jobs[0]:
@@ -219,7 +221,7 @@ def _artifact(own: Evaluated) -> Artifact:
                 raise OptionError(
                     f"{own.folder} has vectors with {name} {job[name]}; evaluate without it"
                 )
-    artifact = Artifact.load(Path(jobs[0]["artifact"]))
+    artifact = Artifact.load(Path(jobs[0]["artifact"]), required_signer())
     engine, precision = jobs[0]["--engine"], jobs[0]["--precision"]
     identity = identity_of(artifact, engine, precision)
     if any(job["model version"] != identity for job in jobs):

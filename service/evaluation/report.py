@@ -17,6 +17,7 @@ from service.inference.errors import VitrineError
 from service.inference.explain.options import Deletion
 from service.inference.model.opening import ModelOptions
 from service.inference.model.sync_model import SyncModel
+from service.model_cache import required_signer
 
 # Number of queries in the report, and of those whose documents are explained.
 _SHOWN, _EXPLAINED = 20, 5
@@ -162,7 +163,9 @@ def _open(opened: ExitStack, old: Evaluated, new: Evaluated) -> dict[str, SyncMo
         if job["--prompt-name"] not in (None, "query", "document"):
             models[name] = f"they are of the prompt {job['--prompt-name']}"
             continue
-        options = ModelOptions(engine=job["--engine"], precision=job["--precision"])
+        options = ModelOptions(
+            engine=job["--engine"], precision=job["--precision"], verify=required_signer()
+        )
         try:
             model = opened.enter_context(SyncModel(Path(job["artifact"]), options))
         except (ArtifactError, EngineError, OSError) as error:

@@ -92,6 +92,38 @@ GUARDS = (
         f"{_S}test_model_that_is_no_artifact_is_exported_only_without_required_signatures",
     ),
     Guard(
+        "service/bulk/opening.py",
+        "        verify=options.signer,\n",
+        "",
+        f"{_S}test_commands_open_signed_artifacts_alone",
+    ),
+    Guard(
+        "service/bulk/command_line.py",
+        "signer=required_signer()",
+        "signer=None",
+        f"{_S}test_commands_open_signed_artifacts_alone",
+    ),
+    Guard(
+        "service/evaluation/command_line.py",
+        '"signer": required_signer()',
+        '"signer": None',
+        f"{_S}test_commands_open_signed_artifacts_alone",
+    ),
+    Guard(
+        "service/evaluation/migration.py",
+        'Artifact.load(Path(jobs[0]["artifact"]), required_signer())',
+        'Artifact.load(Path(jobs[0]["artifact"]))',
+        "tests/service/evaluation/test_migration.py::"
+        "test_artifacts_of_a_migration_must_be_signed_if_signatures_are_required",
+    ),
+    Guard(
+        "deploy/ray_serve.py",
+        "settings.models.verify and settings.models.verify.resolve()",
+        "settings.models.verify",
+        "tests/deploy/test_ray_serve.py::"
+        "test_ray_application_has_absolute_paths_because_replicas_run_in_other_folders",
+    ),
+    Guard(
         "service/check.py",
         "        read_public_key(settings.models.verify)\n",
         "",

@@ -1,8 +1,10 @@
-"""Texts, and the output of `vitrine-encode` for them, which a Ray cluster must write too."""
+"""Ray, texts, and the output of `vitrine-encode` for them, which a Ray cluster must write too."""
 
 import asyncio
+import os
 import random
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +14,8 @@ import pytest
 from models.artifact import Artifact
 from service.bulk.job import encode_files
 from service.bulk.options import BulkOptions
+from tests.deploy.ray_nodes import FEW_PROCESSES
+from tests.deploy.test_monitoring import ROOT
 from tests.service.bulk.conftest import rows_of
 from tests.service.bulk.test_resume import assert_equal
 
@@ -20,6 +24,22 @@ PART_ROWS = 60
 
 # Returns the arguments of the command `deploy.ray_encode`, followed by others.
 Arguments = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module")
+def ray_environment() -> Iterator[dict[str, str]]:
+    # Ray creates sockets in this folder; their paths are limited to about 100 characters.
+    with tempfile.TemporaryDirectory() as short:
+        yield {
+            **os.environ,
+            **FEW_PROCESSES,
+            "PYTHONPATH": str(ROOT),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}',
+            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+            "RAY_TMPDIR": short,
+        }
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,14 @@ def checked(fields: Mapping[str, Any], known: set[str]) -> Mapping[str, Any]:
     return fields
 
 
+def number_of_pods(fields: Mapping[str, Any], name: str) -> int:
+    """Return a number of pods of a manifest, which must be no percentage."""
+    value = fields.get(name, "25%")  # Kubernetes' default
+    if not isinstance(value, int):
+        raise NotImplementedError(f"the simulation knows no percentages, and {name} is {value}")
+    return value
+
+
 class Probe(NamedTuple):
     """A probe of a container; times in seconds."""
 
@@ -56,18 +64,24 @@ class PodSpec:
         [port] = container["ports"]
         self.port: int = port["containerPort"]
         self.grace_s: float = pod["terminationGracePeriodSeconds"]
-        # Values from optional secrets are not set.
-        self.environment = {
-            entry["name"]: entry["value"] for entry in container["env"] if "value" in entry
-        }
+        self.environment: dict[str, str] = {}
+        for entry in container["env"]:
+            checked(entry, {"name", "value", "valueFrom"})
+            if "value" in entry:
+                self.environment[entry["name"]] = entry["value"]
+            elif not entry["valueFrom"].get("secretKeyRef", {}).get("optional"):  # these stay unset
+                raise NotImplementedError(f"the simulation has no value for {entry['name']}")
         self.probes: dict[str, Probe] = {}
         for kind in ("startup", "readiness", "liveness"):
             fields = checked(
                 container[f"{kind}Probe"],
                 {"httpGet", "periodSeconds", "timeoutSeconds", "failureThreshold"},
             )
+            request = checked(fields["httpGet"], {"path", "port"})
+            if request["port"] not in (port.get("name"), self.port):
+                raise NotImplementedError(f"the simulation has no port {request['port']}")
             self.probes[kind] = Probe(
-                fields["httpGet"]["path"],
+                request["path"],
                 fields.get("periodSeconds", 10),
                 fields.get("timeoutSeconds", 1),
                 fields.get("failureThreshold", 3),

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import httpx2
 
-from tests.deploy.kubelet import Pod, PodSpec, checked
+from tests.deploy.kubelet import Pod, PodSpec, checked, number_of_pods
 from tests.deploy.test_gateway import configuration_without_dns, free_port, haproxy
 from tests.deploy.test_kubernetes import OWN
 from tests.eventually import HANG_S, eventually
@@ -121,15 +121,16 @@ class Deployment:
         nodes: Sequence[str],
     ) -> None:
         spec = checked(manifests["Deployment"]["spec"], {"strategy", "selector", "template"})
-        strategy = checked(spec["strategy"]["rollingUpdate"], {"maxSurge", "maxUnavailable"})
+        strategy = checked(spec["strategy"], {"rollingUpdate"})["rollingUpdate"]
+        checked(strategy, {"maxSurge", "maxUnavailable"})
         budget = checked(manifests["PodDisruptionBudget"]["spec"], {"maxUnavailable", "selector"})
         self.replicas: int = manifests["HorizontalPodAutoscaler"]["spec"]["minReplicas"]
         self.environment: Mapping[str, str] = {}
         self.pods: list[Pod] = []
         self.fewest_ready = self.refused = 0
-        self._max_surge = int(strategy["maxSurge"])  # a percentage is refused
-        self._min_ready = self.replicas - int(strategy["maxUnavailable"])
-        self._min_healthy = self.replicas - int(budget["maxUnavailable"])
+        self._max_surge = number_of_pods(strategy, "maxSurge")
+        self._min_ready = self.replicas - number_of_pods(strategy, "maxUnavailable")
+        self._min_healthy = self.replicas - number_of_pods(budget, "maxUnavailable")
         self._spec = PodSpec(spec["template"])
         self._folder, self._report = folder, report
         self.nodes = list(nodes)

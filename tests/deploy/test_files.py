@@ -42,6 +42,14 @@ def test_readme_lists_the_arguments_of_the_ray_application() -> None:
     assert names_in_table("Ray Serve") == Arguments.model_fields.keys()
 
 
+def test_file_of_the_ray_application_has_arguments_and_settings() -> None:
+    config = yaml.safe_load((ROOT / "deploy/ray_serve.yaml").read_text())
+    [application] = config["applications"]
+    assert Arguments(**application["args"])
+    settings = {variable(group, name) for group, name, _ in table()}
+    assert application["runtime_env"]["env_vars"].keys() <= settings
+
+
 def test_monitoring_reaches_its_services_over_the_networks_of_the_compose_file() -> None:
     services = yaml.safe_load((ROOT / "deploy/compose.yaml").read_text())["services"]
     sources = yaml.safe_load((ROOT / "deploy/grafana/datasources.yaml").read_text())["datasources"]

@@ -7,55 +7,37 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.conftest import ROWS, Arguments, assert_equal_output
 from tests.deploy.faulty_encode import Fault
+from tests.deploy.ray_nodes import (
+    DEAD,
+    HEAD,
+    HEALTH_CHECKS,
+    PATIENCE_S,
+    START,
+    Node,
+    NoNamespacesError,
+    ended,
+    linked_nodes,
+)
 from tests.deploy.test_monitoring import ROOT
 from tests.eventually import eventually
 
-# Ray starts a dozen processes: minutes, on a machine whose cores are busy.
-_PATIENCE_S = 3600
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(_PATIENCE_S)]
-
-# Starts of processes take most of the time. None is started ahead of its task, and a job keeps its
-# idle processes for later tasks.
-_FEW_PROCESSES = {
-    "RAY_enable_worker_prestart": "0",
-    "RAY_prestart_worker_first_driver": "0",
-    "RAY_idle_worker_killing_time_threshold_ms": str(1000 * _PATIENCE_S),
-}
-_START = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
-_HEAD = ["--head", "--include-dashboard=false", "--no-monitor"]
-
-
-@pytest.fixture(scope="module")
-def ray_environment() -> Iterator[dict[str, str]]:
-    # Ray creates sockets in this folder; their paths are limited to about 100 characters.
-    with tempfile.TemporaryDirectory() as short:
-        yield {
-            **os.environ,
-            **_FEW_PROCESSES,
-            "PYTHONPATH": str(ROOT),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}',
-            "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-            "RAY_TMPDIR": short,
-        }
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(PATIENCE_S)]
 
 
 @pytest.fixture(scope="module")
 def on_cluster(ray_environment: dict[str, str]) -> Iterator[dict[str, str]]:
     """The environment of jobs on one running cluster."""
-    options = [*_HEAD, "--port=0", "--include-log-monitor=false"]
-    process = subprocess.Popen([*_START, *options], cwd=ROOT, env=ray_environment)
+    options = [*HEAD, "--port=0", "--include-log-monitor=false"]
+    process = subprocess.Popen([*START, *options], cwd=ROOT, env=ray_environment)
     address = Path(ray_environment["RAY_TMPDIR"], "ray", "ray_current_cluster")
     try:
         eventually(lambda: address.exists() or process.poll() is not None)
@@ -135,70 +117,13 @@ def test_interrupted_job_keeps_finished_parts_when_it_is_started_again(
     assert_equal_output(output, expected)
 
 
-@dataclass
-class Node:
-    """A machine of a cluster: a network namespace with an address of its own, and its processes.
-
-    Attributes:
-        name: Name of the namespace.
-        address: Address of its only network interface but loopback.
-    """
-
-    name: str
-    address: str
-
-    def popen(
-        self, command: Sequence[str], environment: Mapping[str, str], log: Path
-    ) -> subprocess.Popen[bytes]:
-        """Start a process on the node, with its output in a file."""
-        with log.open("wb") as stream:
-            return subprocess.Popen(
-                ["ip", "netns", "exec", self.name, *command],
-                cwd=ROOT,
-                env=environment,
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-            )
-
-    def connect(self, state: str) -> None:
-        """Set the link to the other node "up" or "down"."""
-        ip(f"-n {self.name} link set veth0 {state}")
-
-
-def ip(command: str) -> None:
-    subprocess.run(["ip", *command.split()], check=True, capture_output=True)
-
-
 @pytest.fixture
 def nodes() -> Iterator[tuple[Node, Node]]:
-    """Two machines with a link between them, which is up."""
-    name = f"vitrine-{os.getpid()}"
-    pair = Node(f"{name}-a", "10.77.0.1"), Node(f"{name}-b", "10.77.0.2")
-    with ExitStack() as stack:
-        try:
-            for node in pair:
-                ip(f"netns add {node.name}")
-                stack.callback(ip, f"netns del {node.name}")
-            ends = [f"veth0 netns {node.name}" for node in pair]
-            ip(f"link add {ends[0]} type veth peer name {ends[1]}")
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = getattr(error, "stderr", b"").decode().strip() or error
-            pytest.skip(f"network namespaces cannot be made: {reason}")
-        for node in pair:
-            ip(f"-n {node.name} addr add {node.address}/24 dev veth0")
-            ip(f"-n {node.name} link set lo up")
-            node.connect("up")
-        yield pair
-
-
-@contextmanager
-def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Terminate a process after the block."""
     try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
+        with linked_nodes() as pair:
+            yield pair
+    except NoNamespacesError as error:
+        pytest.skip(str(error))
 
 
 def resume(marks: Sequence[Path]) -> None:
@@ -211,7 +136,7 @@ def resume(marks: Sequence[Path]) -> None:
 
 def wait_until(condition: Callable[[], object], job: subprocess.Popen[bytes], log: Path) -> None:
     """Wait for a condition; fail with the log of the job, at once if the job ends."""
-    for _ in range(10 * _PATIENCE_S):
+    for _ in range(10 * PATIENCE_S):
         if condition():
             return
         if job.poll() is not None:
@@ -232,7 +157,7 @@ def test_rows_of_a_node_that_is_cut_off_and_brought_back_are_neither_lost_nor_do
     head, other = nodes
     address = f"{head.address}:6379"
     faults = [
-        Fault("SIGSTOP", node.address, "part-*.parquet", "before", str(tmp_path / node.name))
+        Fault("SIGSTOP", node.address, "part-*.parquet", "before", str(tmp_path / node.address))
         for node in nodes
     ]
     with ExitStack() as stack:
@@ -240,18 +165,15 @@ def test_rows_of_a_node_that_is_cut_off_and_brought_back_are_neither_lost_nor_do
         environment = ray_environment | {
             "RAY_TMPDIR": short,
             "RAY_OVERRIDE_RESOURCES": '{"CPU": 1}',  # so each node has an actor
-            # A node is dead after three checks without a response.
-            "RAY_health_check_period_ms": "1000",
-            "RAY_health_check_timeout_ms": "3000",
-            "RAY_health_check_failure_threshold": "3",
+            **HEALTH_CHECKS,
         }
 
         def start(node: Node, *options: str) -> subprocess.Popen[bytes]:
-            command = [*_START, f"--node-ip-address={node.address}", *options]
+            command = [*START, f"--node-ip-address={node.address}", *options]
             log = tmp_path / f"{node.name}.log"
             return stack.enter_context(ended(node.popen(command, environment, log)))
 
-        start(head, *_HEAD, "--port=6379")
+        start(head, *HEAD, "--port=6379")
         eventually(Path(short, "ray", "ray_current_cluster").exists)
         raylet = start(other, f"--address={address}")
         log = tmp_path / "job.log"
@@ -267,7 +189,7 @@ def test_rows_of_a_node_that_is_cut_off_and_brought_back_are_neither_lost_nor_do
         other.connect("down")
         resume(marks)
         gcs = Path(short, "ray", "session_latest", "logs", "gcs_server.out")
-        wait_until(lambda: "dead because the health check failed" in gcs.read_text(), job, log)
+        wait_until(lambda: DEAD in gcs.read_text(), job, log)
         other.connect("up")
         # Ray ends the node that it has declared dead, and its supervisor starts it again.
         wait_until(lambda: raylet.poll() is not None, job, log)

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from models.artifact import Artifact
 from tests.deploy.kubelet import Pod
-from tests.deploy.simulated_cluster import Cluster, clients, manifests, running
+from tests.deploy.simulated_cluster import Cluster, Deployment, clients, manifests, running
 from tests.eventually import eventually
 
 pytestmark = [
@@ -132,8 +133,36 @@ def test_liveness_probe_restarts_a_replica_that_hangs(
         wait_for_more(own, outcomes)
 
 
-def test_simulation_refuses_fields_that_it_does_not_follow(tmp_path: Path) -> None:
-    changed = manifests(liveness={"initialDelaySeconds": 5})
-    with pytest.raises(NotImplementedError, match="initialDelaySeconds"):  # noqa: SIM117
-        with running(tmp_path, {}, changed):
-            pass
+_SPEC = ("Deployment", "spec")
+_POD = (*_SPEC, "template", "spec")
+_CONTAINER = (*_POD, "containers", 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "problem"),
+    [
+        ((*_CONTAINER, "livenessProbe", "initialDelaySeconds"), 5, "not know initialDelaySeconds"),
+        ((*_CONTAINER, "startupProbe", "httpGet", "scheme"), "HTTPS", "not know scheme"),
+        ((*_CONTAINER, "readinessProbe", "httpGet", "port"), 9000, "has no port 9000"),
+        ((*_CONTAINER, "lifecycle"), {"preStop": {"sleep": {"seconds": 5}}}, "not know lifecycle"),
+        ((*_CONTAINER, "env"), [{"name": "A", "valueFrom": {"fieldRef": {}}}], "no value for A"),
+        ((*_POD, "initContainers"), [], "not know initContainers"),
+        ((*_SPEC, "minReadySeconds"), 5, "not know minReadySeconds"),
+        ((*_SPEC, "strategy", "type"), "Recreate", "not know type"),
+        ((*_SPEC, "strategy", "rollingUpdate", "maxSurge"), "50%", "maxSurge is 50%"),
+        ((*_SPEC, "strategy", "rollingUpdate"), {"maxSurge": 1}, "maxUnavailable is 25%"),
+        (("PodDisruptionBudget", "spec", "maxUnavailable"), "50%", "maxUnavailable is 50%"),
+        (("PodDisruptionBudget", "spec", "minAvailable"), 1, "not know minAvailable"),
+    ],
+    ids=lambda value: str(value[-1]) if isinstance(value, tuple) else "",
+)
+def test_simulation_refuses_fields_that_it_does_not_follow(
+    tmp_path: Path, path: tuple[str | int, ...], value: object, problem: str
+) -> None:
+    changed = manifests()
+    fields: Any = changed
+    for key in path[:-1]:
+        fields = fields[key]
+    fields[path[-1]] = value
+    with pytest.raises(NotImplementedError, match=problem):
+        Deployment(changed, tmp_path, lambda _: None, ["first"])

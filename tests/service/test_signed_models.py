@@ -1,6 +1,8 @@
 """A service that requires signatures: its start, swaps, gradients and exports."""
 
+import json
 import logging
+import os
 import shutil
 import subprocess
 import sys
@@ -308,6 +310,58 @@ def test_explain_requires_the_signature_too(
     given = [*arguments, str(signed)] if arguments else []
     assert commands.main(["explain", "a", "b", *given]) == 2
     assert capsys.readouterr().err == f"vitrine explain: {problem}\n"
+
+
+def swap_source(folder: Path) -> str:
+    flip(folder / "source/config.json")  # no command reads it
+    return f"source/config.json in the artifact {folder.name} is not the exported file"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("encode", "texts.jsonl", "output", "--threads=2", "--model"),
+        ("eval", "output", "--corpus=texts.jsonl", "--known-items=2", "--threads=2", "--model"),
+        ("bom",),
+    ],
+    ids=lambda command: command[0],
+)
+def test_commands_open_signed_artifacts_alone(
+    signed: Path,
+    key: tuple[Path, Path],
+    command: tuple[str, ...],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = [
+        {"id": name, "text": f"{name} cat sat on a mat. A dog ran to the {name}."} for name in "ab"
+    ]
+    Path("texts.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    monkeypatch.setenv("VITRINE_MODELS__VERIFY", os.path.relpath(key[1]))
+    assert commands.main([*command, str(signed)]) == 0
+    for tamper in (swap_source, unsign):
+        shutil.rmtree("output", ignore_errors=True)
+        problem = tamper(signed)
+        capfd.readouterr()
+        assert commands.main([*command, str(signed)]) in (1, 2)
+        assert problem in capfd.readouterr().err
+        assert not list(tmp_path.glob("output/**/part-*"))
+
+
+def test_encode_exports_no_model_if_signatures_are_required(
+    key: tuple[Path, Path],
+    small_folder: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VITRINE_MODELS__VERIFY", str(key[1]))
+    monkeypatch.setenv("VITRINE_MODELS__CACHE", str(tmp_path))
+    arguments = ["texts.txt", str(tmp_path / "output"), "--model", str(small_folder)]
+    assert commands.main(["encode", *arguments]) == 2
+    assert "no signed artifact, which models.verify requires" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

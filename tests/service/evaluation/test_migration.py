@@ -14,8 +14,9 @@ from sklearn.linear_model import LinearRegression
 from starlette.testclient import TestClient
 
 import vitrine
-from models.artifact import MANIFEST, Artifact, ArtifactError, hashes
+from models.artifact import MANIFEST, SIGNATURE, Artifact, ArtifactError, hashes
 from models.identity import identity_of
+from models.signing import read_private_key, sign
 from models.spaces import read_spaces
 from service.app import create_app
 from service.evaluation import migration
@@ -26,8 +27,10 @@ from service.evaluation.migrate_command import main
 from service.evaluation.migration import FULL, OLD, Map, _maps, fit
 from service.inference.errors import InvalidInput
 from service.settings import CacheSettings, ModelSettings, Settings
+from tests.hostile_artifacts import copy_of
 from tests.models.checkpoints import edit_json
 from tests.serving import serving
+from tests.signing_keys import new_key
 
 TEXTS = ["w7 w8 w9", "w10 w11", "w12"]
 
@@ -294,6 +297,31 @@ def test_evaluation_of_another_version_of_the_artifact_is_refused(
     edit_json(tmp_path / "new" / "results.json", jobs=results["jobs"])
     assert migrate(evaluations, tmp_path / "out", new=str(tmp_path / "new")) == 2
     assert "has another version than" in capsys.readouterr().err
+
+
+def test_artifacts_of_a_migration_must_be_signed_if_signatures_are_required(
+    evaluations: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    private, public = new_key(tmp_path, "key")
+    for name in ("old", "new"):
+        shutil.copytree(evaluations / name, tmp_path / "evaluations" / name)
+        file = tmp_path / "evaluations" / name / "results.json"
+        jobs = json.loads(file.read_text())["jobs"]
+        copy = copy_of(Path(jobs["documents"]["artifact"]), tmp_path / name)
+        for job in jobs.values():
+            job["artifact"] = str(copy)
+        edit_json(file, jobs=jobs)
+        sign(Artifact.load(copy), read_private_key(private), name)
+    monkeypatch.setenv("VITRINE_MODELS__VERIFY", str(public))
+    assert migrate(tmp_path / "evaluations", tmp_path / "out", "--min-recall", "0") == 0
+    for name in ("new", "old"):
+        (tmp_path / name / SIGNATURE).rename(tmp_path / f"{name}.sig")
+        assert migrate(tmp_path / "evaluations", tmp_path / "again") == 2
+        assert f"the artifact {name} has no signature model.sig" in capsys.readouterr().err
+        (tmp_path / f"{name}.sig").rename(tmp_path / name / SIGNATURE)
 
 
 def test_space_of_the_artifact_is_not_replaced(
