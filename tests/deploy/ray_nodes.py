@@ -22,7 +22,15 @@ FEW_PROCESSES = {
     "RAY_prestart_worker_first_driver": "0",
     "RAY_idle_worker_killing_time_threshold_ms": str(1000 * PATIENCE_S),
 }
-START = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block"]
+# A node gives up if it is not registered after 30 s; there is no setting for that.
+_RAY = """
+import time, types
+from ray._private import node
+from ray.scripts.scripts import main
+node.time = types.SimpleNamespace(**{**vars(time), "monotonic": lambda: 0.0})
+main()
+"""
+START = [sys.executable, "-c", _RAY, "start", "--block"]
 HEAD = ["--head", "--include-dashboard=false", "--no-monitor"]
 # A node is dead after three checks without a response.
 HEALTH_CHECKS = {
