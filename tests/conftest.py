@@ -110,6 +110,12 @@ def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ANN401 - xdi
         node.config.pluginmanager.get_plugin("session").testsfailed += 1
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    # `--doctest-modules` would import all modules beside the tests too, such as the benchmarks.
+    is_other = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return is_other or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         # Exporting a model takes seconds. The small model of most tests does not use this fixture.
