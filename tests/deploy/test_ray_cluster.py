@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.conftest import ROWS, Arguments, assert_equal_output
+from tests.deploy.conftest import RAY_PATH, ROWS, Arguments, assert_equal_output
 from tests.deploy.faulty_encode import Fault
 from tests.deploy.test_monitoring import ROOT
 from tests.eventually import eventually
@@ -42,7 +42,7 @@ def ray_environment() -> Iterator[dict[str, str]]:
         yield {
             **os.environ,
             **_FEW_PROCESSES,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": RAY_PATH,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}',

@@ -24,6 +24,7 @@ from deploy.ray_serve import Arguments, Replica, vitrine
 from models.artifact import Artifact
 from models.engines import EngineError
 from service.settings import Settings
+from tests.deploy.conftest import RAY_PATH
 from tests.deploy.test_monitoring import ROOT
 from tests.eventually import eventually
 from tests.sentences import SENTENCES
@@ -99,6 +100,7 @@ def cluster(
             **os.environ,
             "VITRINE_MODELS__SERVED": json.dumps(models),
             "VITRINE_MODELS__DEFAULT": "small",
+            "PYTHONPATH": RAY_PATH,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_OVERRIDE_RESOURCES": '{"GPU": 1}',  # the machine needs none
