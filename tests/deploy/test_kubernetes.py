@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 from starlette.testclient import TestClient
@@ -38,6 +37,13 @@ def manifests(folder: Path) -> dict[str, Any]:
     return {manifest["kind"]: manifest for manifest in listed}
 
 
+def validate(manifest: Any, version: str) -> None:  # noqa: ANN401
+    """Raise kubernetes_validate.ValidationError if a version of the API refuses the manifest."""
+    from kubernetes_validate import validate  # imports for seconds
+
+    validate(manifest, version, strict=True)
+
+
 # The base needs no custom resource definitions.
 OWN = manifests(BASE)
 MANIFESTS = {**OWN, **manifests(MONITOR)}
@@ -48,13 +54,15 @@ POD = MANIFESTS["Deployment"]["spec"]["template"]
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("kind", sorted(OWN))
 def test_manifest_is_valid_for_the_kubernetes_api(kind: str, version: str) -> None:
-    kubernetes_validate.validate(OWN[kind], version, strict=True)
+    validate(OWN[kind], version)
 
 
 def test_manifest_validation_rejects_unknown_fields() -> None:
+    from kubernetes_validate import ValidationError
+
     manifest = {**MANIFESTS["Service"], "spec": {**MANIFESTS["Service"]["spec"], "port": 80}}
-    with pytest.raises(kubernetes_validate.ValidationError, match="port"):
-        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+    with pytest.raises(ValidationError, match="port"):
+        validate(manifest, VERSIONS[-1])
 
 
 @pytest.mark.kubectl
@@ -90,7 +98,7 @@ def test_kustomize_builds_the_base_unchanged() -> None:
 def test_gpu_overlay_changes_only_device_image_and_autoscaling() -> None:
     built = build(GPU)
     for kind in built.keys() - {"ServiceMonitor"}:
-        kubernetes_validate.validate(built[kind], VERSIONS[-1], strict=True)
+        validate(built[kind], VERSIONS[-1])
     changed = {kind for kind in built if built[kind] != MANIFESTS[kind]}
     assert changed == {"Deployment", "HorizontalPodAutoscaler"}
     spec = built["Deployment"]["spec"]["template"]["spec"]
@@ -111,7 +119,7 @@ def test_job_exports_the_model_to_the_volume_of_the_pods(version: str) -> None:
         for name in ("job", "volume", "deployment")
     )
     for manifest in (job, claim):
-        kubernetes_validate.validate(manifest, version, strict=True)
+        validate(manifest, version)
     pod, patched = job["spec"]["template"]["spec"], patch["spec"]["template"]["spec"]
     [export], [encode] = pod["containers"], patched["containers"]
     assert export["envFrom"] == encode["envFrom"]
@@ -131,7 +139,7 @@ def test_job_exports_the_model_to_the_volume_of_the_pods(version: str) -> None:
 def test_overlay_with_a_job_serves_the_model_that_it_exports() -> None:
     built = build(MODEL)
     for manifest in built.values():
-        kubernetes_validate.validate(manifest, VERSIONS[-1], strict=True)
+        validate(manifest, VERSIONS[-1])
     [name] = built["ConfigMap"]["data"]
     assert name in {variable(group, name) for group, name, _ in table()}
     source = [{"configMapRef": {"name": built["ConfigMap"]["metadata"]["name"]}}]
@@ -147,7 +155,7 @@ def test_built_overlay_is_valid_for_the_newest_kubernetes_apis(overlay: str) -> 
     built = build(KUBERNETES / overlay)
     for kind in built.keys() - CUSTOM:
         for version in NEWEST:
-            kubernetes_validate.validate(built[kind], version, strict=True)
+            validate(built[kind], version)
     # Only the overlay of KEDA has no autoscaler, and never are there two.
     assert ("HorizontalPodAutoscaler" in built) != ("ScaledObject" in built)
 
@@ -187,7 +195,7 @@ def test_scaled_object_has_fields_of_keda_and_metrics_of_the_service(client: Tes
     own = OWN["HorizontalPodAutoscaler"]
     behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     autoscaler = {**own, "spec": {**own["spec"], "behavior": behavior}}
-    kubernetes_validate.validate(autoscaler, NEWEST[-1], strict=True)
+    validate(autoscaler, NEWEST[-1])
 
 
 @pytest.mark.kubectl

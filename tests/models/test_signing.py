@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature
-from model_signing import hashing, signing, verifying
 
 from models.artifact import MANIFEST, SIGNATURE, Artifact, ArtifactError
 from models.signing import KeyFileError, key_hint, read_private_key, read_public_key, sign
@@ -78,6 +77,8 @@ def statement(folder: Path) -> dict[str, Any]:
 def sign_by_package(
     folder: Path, private: Path, *, ignored: tuple[str, ...] = (), method: str = "files"
 ) -> None:
+    from model_signing import hashing, signing
+
     config = hashing.Config().set_ignored_paths(paths=[SIGNATURE, *ignored])
     if method == "shards":
         config = config.use_shard_serialization()
@@ -89,6 +90,8 @@ def sign_by_package(
 def test_package_verifies_our_signature_and_refuses_it_for_other_files(
     copy: Path, keys: dict[str, tuple[Path, Path]], curve: str
 ) -> None:
+    from model_signing import verifying
+
     private, public = keys[curve]
     assert sign_folder(copy, private) == key_hint(read_public_key(public))
     verifier = verifying.Config().use_elliptic_key_verifier(public_key=public)
@@ -122,6 +125,8 @@ def test_signature_of_the_package_is_verified_and_signs_the_same_statement(
 def test_certificate_verifies_signatures_of_both_modes_by_its_key(
     signed: Path, key: tuple[Path, Path], certificate: Path
 ) -> None:
+    from model_signing import hashing, signing
+
     check(signed, certificate)
     signer = signing.Config().use_certificate_signer(
         private_key=key[0], signing_certificate=certificate, certificate_chain=[certificate]
@@ -238,6 +243,8 @@ def test_signature_of_another_artifact_is_refused(
 def test_bundle_without_a_hint_is_verified_as_by_the_package(
     signed: Path, key: tuple[Path, Path]
 ) -> None:
+    from model_signing import verifying
+
     edit_bundle(signed, lambda own: own["verificationMaterial"].update(publicKey={}))
     verifying.Config().use_elliptic_key_verifier(public_key=key[1]).verify(
         signed, signed / SIGNATURE

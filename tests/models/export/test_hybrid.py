@@ -140,6 +140,7 @@ def test_folder_without_some_heads_has_the_other_outputs(
     assert not any("left out" in report for report in reports)
 
 
+@pytest.mark.slow
 def test_pickled_heads_are_left_out_with_the_command_that_converts_them(tmp_path: Path) -> None:
     save_bge_m3(tmp_path)
     expected = [load_file(tmp_path / f"{name}.safetensors") for name in HEADS]

@@ -136,6 +136,7 @@ def changed_files(kind: str, folder: Path, rng: random.Random) -> dict[str, dict
     return changes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SAVE)
 def test_tokens_with_settings_in_four_files_are_those_of_transformers(
     kind: str, sentence_config: SentenceConfig, tmp_path: Path

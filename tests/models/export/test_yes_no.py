@@ -134,6 +134,7 @@ def predicted(
     return torch.from_numpy(model.predict(list(pairs), prompt=prompt, activation_fn=identity))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["flat", "structured"])
 def test_logits_of_the_chat_template_equal_sentence_transformers(form: str, tmp_path: Path) -> None:
     reference = save_for_library(tmp_path, STRUCTURED if form == "structured" else CHAT_TEMPLATE)
@@ -154,6 +155,7 @@ def test_logits_of_the_chat_template_equal_sentence_transformers(form: str, tmp_
     assert template.before_document == "\n<Document>: "
 
 
+@pytest.mark.slow
 def test_chat_template_without_an_instruction_ignores_prompts(tmp_path: Path) -> None:
     save_reranker(tmp_path / "model", "tied")
     plain = CHAT_TEMPLATE.replace("{{ of('system', 'Find an answer.') }}", "Answer.")
@@ -167,6 +169,7 @@ def test_chat_template_without_an_instruction_ignores_prompts(tmp_path: Path) ->
     assert template.instruction is None
 
 
+@pytest.mark.slow
 def test_prompts_without_a_place_in_the_chat_template_are_refused(tmp_path: Path) -> None:
     save_conversion(tmp_path, CHAT_TEMPLATE.replace("{{ of('system', 'Find an answer.') }}", "A."))
     for prompts in ({"cats": "Find cats."}, {"query": "Find cats."}):
@@ -188,6 +191,7 @@ def test_folder_without_a_chat_template_has_plain_pairs(tmp_path: Path) -> None:
     torch.testing.assert_close(torch.stack(actual), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("false_token", [None, "no"])
 def test_answers_are_those_of_the_module(false_token: str | None, tmp_path: Path) -> None:
     save_reranker(tmp_path / "model", "own matrix and biases")
@@ -203,6 +207,7 @@ def test_answers_are_those_of_the_module(false_token: str | None, tmp_path: Path
     assert load(tmp_path / "saved")[1].labels == ("a",)
 
 
+@pytest.mark.slow
 def test_last_token_and_a_layer_equal_sentence_transformers(tmp_path: Path) -> None:
     save_reranker(tmp_path / "model", "windows")
     save_chatml(tmp_path / "model", CHAT_TEMPLATE)
@@ -239,6 +244,7 @@ def test_conversions_to_classifiers_equal_the_language_model(tmp_path: Path) -> 
     assert load(tmp_path)[1].pair_template is None  # without a chat template and a choice
 
 
+@pytest.mark.slow
 def test_conversions_with_a_chat_template_equal_sentence_transformers(tmp_path: Path) -> None:
     save_conversion(tmp_path, CHAT_TEMPLATE)
     expected = predicted(CrossEncoder(str(tmp_path), device="cpu"))
@@ -310,6 +316,7 @@ OTHER_TEMPLATES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHER_TEMPLATES)
 def test_chat_templates_are_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -339,6 +346,7 @@ def messages(**changes: str) -> dict[str, Any]:
     return {"modality_config": {"text": text, "message": {**text, "format": "flat", **changes}}}
 
 
+@pytest.mark.slow
 def test_settings_that_would_change_scores_are_refused(tmp_path: Path) -> None:
     save_for_library(tmp_path)
     folder = tmp_path / "saved"

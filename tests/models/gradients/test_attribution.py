@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from captum.attr import InputXGradient, IntegratedGradients, Saliency
 from sentence_transformers.util import SimilarityFunction
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -50,6 +49,8 @@ def model(request: pytest.FixtureRequest) -> ReferenceModel:
 @pytest.mark.parametrize("name", ["cosine", "margin", "dot", "dim", "norm"])
 @pytest.mark.parametrize("layer_name", ["words", "embeddings", "layers.0", "output"])
 def test_gradient_methods_equal_captum(model: ReferenceModel, layer_name: str, name: str) -> None:
+    from captum.attr import InputXGradient, IntegratedGradients, Saliency
+
     target = targets(model)[name]
     x = model.tokens(layer_name, A)[None].requires_grad_()
     pad = model.tokens(layer_name, A, PAD)[None]
@@ -237,6 +238,8 @@ def test_vjp_is_the_adjoint_of_the_jvp(model: ReferenceModel, layer_name: str) -
 
 
 def test_default_model_attributes_similarity_to_the_matching_word(artifact: Artifact) -> None:
+    from captum.attr import IntegratedGradients
+
     model = ReferenceModel.open(artifact)
     cat = InputRow([101, 1996, 4937, 2938, 2006, 1996, 13523, 1012, 102])  # the cat sat on the mat.
     feline = InputRow([101, 1037, 10768, 4179, 8583, 2006, 1996, 20452, 1012, 102])
@@ -256,6 +259,8 @@ def test_default_model_attributes_similarity_to_the_matching_word(artifact: Arti
 
 
 def test_default_tolerance_bounds_the_error_of_every_token(artifact: Artifact) -> None:
+    from captum.attr import IntegratedGradients
+
     model = ReferenceModel.open(artifact)
     tokenizer = Tokenizer.from_file(str(artifact.path / TOKENIZER))
     tokenizer.no_padding()

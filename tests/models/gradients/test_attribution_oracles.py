@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import FeatureAblation, InputXGradient, IntegratedGradients, Saliency
 from torch import Tensor
 
 from models.export.checkpoint import load
@@ -75,6 +74,8 @@ LOGITS = {
 def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
     tmp_path: Path, row: InputRow, name: str
 ) -> None:
+    from captum.attr import InputXGradient, IntegratedGradients, Saliency
+
     labels, target, chosen = LOGITS[name]
     model, oracle = classifier(tmp_path, labels)
     forward = logits_of(oracle, row)
@@ -102,6 +103,8 @@ def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
 def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
     tmp_path: Path,
 ) -> None:
+    from captum.attr import InputXGradient, IntegratedGradients, Saliency
+
     model, oracle = classifier(tmp_path, 1)
     sides = [Side(PAIR, PAD), Side(VERSUS, PAD_VERSUS)]
     forwards = [logits_of(oracle, side.row) for side in sides]
@@ -150,6 +153,8 @@ def kept_of(text: str) -> list[int]:
 def test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transformers(
     tmp_path: Path, text: str, baseline: list[int] | None
 ) -> None:
+    from captum.attr import FeatureAblation, IntegratedGradients
+
     model, oracle = classifier(tmp_path, 1)
     forward, kept = logits_of(oracle, PAIR), kept_of(text)
     words = words_of(oracle, list(PAIR.ids))

@@ -30,6 +30,7 @@ SCORES = np.array([9.0, 0.3, -0.2, 0.9, 0.1, -1.0, 0.2, 0.3, 0.1, 0.0, 0.4, 9.0]
 ORDER = [1, 4, 6, 0, 2, 5, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", list(CONFIGS))
 def test_faithfulness_equals_transformers_on_ids_without_the_tokens(
     family: str, tmp_path: Path

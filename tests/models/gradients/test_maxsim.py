@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import InputXGradient, IntegratedGradients, Saliency
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules import MultiVectorMask
 from torch import Tensor
@@ -122,6 +121,8 @@ def test_rows_have_added_and_skipped_tokens(oracle: MultiVectorEncoder) -> None:
 def test_attribution_of_maxsim_equals_captum_on_the_modules_of_sentence_transformers(
     oracle: MultiVectorEncoder, model: ReferenceModel, has_versus: bool
 ) -> None:
+    from captum.attr import InputXGradient, IntegratedGradients, Saliency
+
     texts = [(QUERY, "query"), (DOCUMENT, "document"), (VERSUS, "document")][: 2 + has_versus]
     rows, forwards = zip(*(encoded(oracle, *text) for text in texts), strict=True)
     words = tuple(words_of(oracle, row.ids).requires_grad_() for row in rows)

@@ -97,6 +97,7 @@ def test_every_route_refuses_a_body_beyond_the_limit(
 )
 @example(place=0, field="documents", brackets="[" * 252, is_closed=True)
 @example(place=0, field="unknown", brackets="{" * 100_000, is_closed=False)
+@pytest.mark.slow
 def test_no_nesting_is_an_internal_error(
     every_route: tuple[TestClient, list[str]],
     place: int,

@@ -4,8 +4,6 @@ import json
 from pathlib import Path
 
 import datasets
-import duckdb
-import lance
 import numpy as np
 import polars
 import pyarrow.dataset
@@ -49,6 +47,8 @@ def test_polars_reads_the_output(vectors: NDArray[np.float32], output: Path) -> 
 
 
 def test_duckdb_finds_the_nearest_neighbours(vectors: NDArray[np.float32], output: Path) -> None:
+    import duckdb  # here, because it imports for long, as lance does
+
     query = """
         select key from read_parquet(?) where error is null
         order by array_cosine_distance(embedding::float[32], ?::float[32]) limit 5
@@ -61,6 +61,8 @@ def test_duckdb_finds_the_nearest_neighbours(vectors: NDArray[np.float32], outpu
 def test_lance_stores_the_output_and_finds_the_nearest_neighbours(
     vectors: NDArray[np.float32], output: Path, tmp_path: Path
 ) -> None:
+    import lance
+
     table = pyarrow.dataset.dataset(output, format="parquet").to_table()
     stored = lance.write_dataset(table, str(tmp_path / "vectors.lance"))
     nearest = {"column": "embedding", "q": vectors[7], "k": 5, "metric": "cosine"}

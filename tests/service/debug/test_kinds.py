@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from captum.attr import IntegratedGradients
 from sentence_transformers import CrossEncoder, MultiVectorEncoder, SparseEncoder
 from starlette.testclient import TestClient
 from torch import Tensor
@@ -54,6 +53,8 @@ def integrated(
         ids: Token ids.
         padded: Token ids of the baseline; None: padding in place of all but special tokens.
     """
+    from captum.attr import IntegratedGradients
+
     weight = oracle.get_input_embeddings().weight
     if padded is None:
         padded = [token if token in (0, 2) else 1 for token in ids]

@@ -18,7 +18,9 @@ pytestmark = pytest.mark.slow  # starts processes
 FOLDER = Path(__file__).with_name("clients")
 # Made by the Makefile: the clients do not agree on versions with what the service is tested with.
 INSTALLED = Path(__file__).parents[4] / ".venv-bench"
+PYTHON = INSTALLED / "clients/bin/python"
 TEXTS = ["The cat sat on the mat.", "A feline rested on the rug."]
+QUERY, DOCUMENTS = "w7 w9", ["w21 w5", "w8 w15 w33 w6", "w40"]
 
 CLIENTS = {
     "llama_index_openai_like": "the text is empty",
@@ -56,6 +58,21 @@ def expected(client: TestClient) -> list[list[float]]:
     return vectors
 
 
+@pytest.fixture(scope="module")
+def embedded(url: str, key: str) -> dict[str, dict[str, Any]]:
+    """Results of the clients by name; one process imports what several of them use."""
+    results: dict[str, dict[str, Any]] = result_of(PYTHON, FOLDER / "embed.py", url, key, *TEXTS)
+    return results
+
+
+@pytest.fixture(scope="module")
+def reranked(rerank_url: str, key: str) -> dict[str, dict[str, Any]]:
+    """Results of the clients by name."""
+    arguments = (rerank_url, key, "a-reranker", QUERY, *DOCUMENTS)
+    results: dict[str, dict[str, Any]] = result_of(PYTHON, FOLDER / "rerank.py", *arguments)
+    return results
+
+
 def result_of(*command: str | Path) -> Any:  # noqa: ANN401 - JSON
     quiet = {"ANONYMIZED_TELEMETRY": "False", "DO_NOT_TRACK": "1"}
     done = subprocess.run(
@@ -74,28 +91,22 @@ def test_every_client_of_the_script_is_tested() -> None:
 
 
 @pytest.mark.parametrize("name", CLIENTS)
-@pytest.mark.skipif(not (INSTALLED / "clients").exists(), reason="no clients: make test installs")
+@pytest.mark.skipif(not PYTHON.exists(), reason="no clients: make test installs")
 def test_a_python_client_gets_vectors_and_errors(
-    url: str, key: str, expected: list[list[float]], name: str
+    embedded: dict[str, dict[str, Any]], expected: list[list[float]], name: str
 ) -> None:
-    python = INSTALLED / "clients/bin/python"
-    found = result_of(python, FOLDER / "embed.py", name, url, key, *TEXTS)
-    np.testing.assert_allclose(found["vectors"], expected, atol=1e-6)
-    assert CLIENTS[name] in found["error"]
+    np.testing.assert_allclose(embedded[name]["vectors"], expected, atol=1e-6)
+    assert CLIENTS[name] in embedded[name]["error"]
 
 
 @pytest.mark.parametrize("name", RERANK_CLIENTS)
-@pytest.mark.skipif(not (INSTALLED / "clients").exists(), reason="no clients: make test installs")
+@pytest.mark.skipif(not PYTHON.exists(), reason="no clients: make test installs")
 def test_rerank_clients_get_scores_and_errors(
-    rerank_url: str, key: str, cross_encoder: CrossEncoder, name: str
+    reranked: dict[str, dict[str, Any]], cross_encoder: CrossEncoder, name: str
 ) -> None:
-    query, documents = "w7 w9", ["w21 w5", "w8 w15 w33 w6", "w40"]
-    python = INSTALLED / "clients/bin/python"
-    arguments = (rerank_url, key, "a-reranker", query, *documents)
-    result = result_of(python, FOLDER / "rerank.py", name, *arguments)
-    expected = cross_encoder.predict([(query, document) for document in documents])
-    np.testing.assert_allclose(result["scores"], expected, rtol=1e-4)
-    assert RERANK_CLIENTS[name] in result["error"]
+    expected = cross_encoder.predict([(QUERY, document) for document in DOCUMENTS])
+    np.testing.assert_allclose(reranked[name]["scores"], expected, rtol=1e-4)
+    assert RERANK_CLIENTS[name] in reranked[name]["error"]
 
 
 @pytest.mark.skipif(

@@ -1,6 +1,6 @@
-"""Embed two texts, and one that is empty, by a client of another service.
+"""Embed two texts, and one that is empty, by each client of another service.
 
-`python embed.py CLIENT URL KEY TEXT TEXT` prints JSON: `vectors`, and what the client says of the
+`python embed.py URL KEY TEXT TEXT` prints JSON: by client, `vectors`, and what it says of the
 `error`. It runs in an environment of the clients' own; see the Makefile.
 """
 
@@ -177,16 +177,19 @@ CLIENTS = {
 
 
 def main() -> None:
-    name, url, key, *texts = sys.argv[1:]
+    url, key, *texts = sys.argv[1:]
     logging.disable(logging.CRITICAL)
-    embed = CLIENTS[name](url, key)
-    vectors = embed(texts)
-    try:
-        embed([""])
-        error = None
-    except Exception as raised:  # noqa: BLE001 - each client has errors of its own
-        error = f"{type(raised).__name__}: {raised}"
-    print(json.dumps({"vectors": vectors, "error": error}))
+    results = {}
+    for name, create in CLIENTS.items():
+        embed = create(url, key)
+        vectors = embed(texts)
+        try:
+            embed([""])
+            error = None
+        except Exception as raised:  # noqa: BLE001 - each client has errors of its own
+            error = f"{type(raised).__name__}: {raised}"
+        results[name] = {"vectors": vectors, "error": error}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

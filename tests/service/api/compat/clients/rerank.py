@@ -1,7 +1,7 @@
-"""Rerank documents, one of which is empty the second time, by a client of another service.
+"""Rerank documents, one of which is empty the second time, by each client of another service.
 
-`python rerank.py CLIENT URL KEY MODEL QUERY TEXT...` prints JSON: the `scores` of the documents, in
-their order, and the client's `error`. It runs in the clients' own environment; see the Makefile.
+`python rerank.py URL KEY MODEL QUERY TEXT...` prints JSON: by client, the `scores` of the documents
+in their order, and its `error`. It runs in the clients' own environment; see the Makefile.
 """
 
 import json
@@ -141,16 +141,19 @@ CLIENTS = {
 
 
 def main() -> None:
-    name, url, key, model, query, *documents = sys.argv[1:]
+    url, key, model, query, *documents = sys.argv[1:]
     logging.disable(logging.CRITICAL)
-    rerank = CLIENTS[name](url, key, model)
-    scores = dict(rerank(query, documents))
-    try:
-        rerank(query, [*documents, "w5 " * 40_000])
-        error = None
-    except Exception as raised:  # noqa: BLE001 - each client has errors of its own
-        error = f"{type(raised).__name__}: {raised}"
-    print(json.dumps({"scores": [scores[i] for i in range(len(documents))], "error": error}))
+    results = {}
+    for name, create in CLIENTS.items():
+        rerank = create(url, key, model)
+        scores = dict(rerank(query, documents))
+        try:
+            rerank(query, [*documents, "w5 " * 40_000])
+            error = None
+        except Exception as raised:  # noqa: BLE001 - each client has errors of its own
+            error = f"{type(raised).__name__}: {raised}"
+        results[name] = {"scores": [scores[i] for i in range(len(documents))], "error": error}
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":
