@@ -1,8 +1,9 @@
 """The streams of a device, which run the batches of all its models.
 
 A stream runs one batch at a time, in a thread. A batch that finds an idle stream starts at once,
-unless its runner withholds it for a moment (`Runner.retry_s`). After a batch, the stream's thread
-takes the next one itself, because a round trip through a busy event loop would leave a core idle.
+unless its runner withholds it for a moment (`Runner.retry_s`). The stream's thread takes each batch
+itself, because a round trip through a busy event loop would leave a core idle. The event loop
+watches its time limits, and recovers failed batches.
 
 - Fairness: streams are shared by weighted fair queueing. Each runner has a virtual time, which
   advances by the duration of its batches divided by its share. The runner with the smallest virtual
@@ -24,8 +25,9 @@ takes the next one itself, because a round trip through a busy event loop would 
   its place for the other runners. It ends when the run returns, and the process cannot exit
   normally before.
 
-Ownership: while a batch runs, only its thread changes the state of the stream, and the event loop
-only reads it. The lock guards the members, the choice of batches and the set of streams.
+Ownership: only its thread changes the state of a stream, and the event loop only reads it, except
+while it recovers a failed batch. The lock guards the members, the choice of batches, and the sets of
+streams and of idle ones.
 """
 
 import asyncio
