@@ -28,6 +28,9 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 from urllib.parse import quote
 
+from pydantic import BaseModel
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
 from models.artifact import FORMAT, MANIFEST, Artifact, ArtifactError
 from models.engines import Precision
 from models.export.sources import SourceError, content_sha256, resolve_locally
@@ -87,13 +90,26 @@ def absolute_if_local(name: object) -> object:
     return name
 
 
-def required_signer() -> Path | None:
-    """Return the file of the key that must have signed every artifact; None: none must be signed.
+class _Signer(BaseModel):
+    verify: Path | None = None
 
-    It is the setting `models.verify`, for commands without settings: see `ModelOptions.verify`.
+
+class _SignerSettings(BaseSettings):
+    model_config = SettingsConfigDict(
+        env_prefix="VITRINE_", env_nested_delimiter="__", extra="ignore"
+    )
+
+    models: _Signer = _Signer()
+
+
+def required_signer() -> Path | None:
+    """Return the setting `models.verify` of the environment, for commands without settings.
+
+    Raises:
+        ValueError: The variable is invalid.
     """
-    file = os.environ.get("VITRINE_MODELS__VERIFY")
-    return None if file is None else Path(file).absolute()  # Ray's workers run in other folders
+    file = _SignerSettings().models.verify
+    return None if file is None else file.absolute()  # Ray's workers run in other folders
 
 
 def _default_cache() -> Path:

@@ -23,8 +23,6 @@ _TOLERANCE = 1e-5
 _ROUNDED_TOLERANCE = 2e-2
 # The same for bits: values near 0 can have either sign.
 _BITS_TOLERANCE = 0.2
-# Number of rows of the output that are read at once.
-_BLOCK_ROWS = 1024
 
 
 @dataclass(frozen=True)
@@ -84,12 +82,15 @@ async def verify_rows(job: OpenJob, journal: Journal) -> tuple[int, float]:
 
 def _stored(folder: Path, journal: Journal, rows: Iterable[int]) -> dict[int, dict[str, object]]:
     names = journal.joined or [name for p in journal.finished.values() for name in p.files]
-    wanted = pa.array(sorted(rows), pa.int64())
+    chosen = pa.array(sorted(rows), pa.int64())
     stored: dict[int, dict[str, object]] = {}
     for name in names:
-        for batch in pq.ParquetFile(folder / name).iter_batches(_BLOCK_ROWS):
-            chosen = batch.filter(pc.is_in(batch.column(ROW), wanted))
-            stored.update((row[ROW], row) for row in chosen.to_pylist())
+        file = pq.ParquetFile(folder / name)
+        for group in range(file.num_row_groups):
+            is_chosen = pc.is_in(file.read_row_group(group, [ROW])[ROW], chosen)
+            if pc.any(is_chosen).as_py():
+                table = file.read_row_group(group).filter(is_chosen)
+                stored.update((row[ROW], row) for row in table.to_pylist())
     return stored
 
 

@@ -343,7 +343,8 @@ def _relevance(value: object) -> int:
 def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
     """Yield the number and the fields of each judgement."""
     if path.suffix == ".parquet":
-        table = pq.ParquetFile(path).read()
+        files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]  # as Spark writes it
+        table = pa.concat_tables([pq.ParquetFile(file).read() for file in files])
         if missing := set(_JUDGEMENT_COLUMNS) - set(table.column_names):
             raise OptionError(f"{path} has no column {min(missing)!r}")
         rows = zip(*(table.column(name).to_pylist() for name in _JUDGEMENT_COLUMNS), strict=True)

@@ -113,10 +113,10 @@ def _row(row: _Row) -> str:
 
 
 def _texts(path: Path, ids: set[str]) -> dict[str, str]:
-    wanted = pa.array(sorted(ids), pa.string())
+    chosen_ids = pa.array(sorted(ids), pa.string())
     texts: dict[str, str] = {}
     for batch in pq.ParquetFile(path).iter_batches(_BLOCK_ROWS):
-        chosen = batch.filter(pc.is_in(batch.column("id"), wanted))
+        chosen = batch.filter(pc.is_in(batch.column("id"), chosen_ids))
         texts.update(zip(*(column.to_pylist() for column in chosen.columns), strict=True))
     return texts
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.deploy.test_monitoring import ROOT
+from tests.eventually import HANG_S
 
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
 
@@ -32,11 +33,11 @@ main()
 """
 START = [sys.executable, "-c", _RAY, "start", "--block"]
 HEAD = ["--head", "--include-dashboard=false", "--no-monitor"]
-# A node is dead after three checks without a response.
+# A node is dead after five checks without a response.
 HEALTH_CHECKS = {
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "3000",
-    "RAY_health_check_failure_threshold": "3",
+    "RAY_health_check_failure_threshold": "5",
 }
 # In the log of the cluster's control store, when that has happened.
 DEAD = "dead because the health check failed"
@@ -136,9 +137,13 @@ def linked_nodes() -> Iterator[tuple[Node, Node]]:
 
 @contextmanager
 def ended(process: subprocess.Popen[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    """Terminate a process after the block."""
+    """Terminate a process after the block; kill it if it does not end."""
     try:
         yield process
     finally:
         process.terminate()
-        process.wait()
+        try:
+            process.wait(HANG_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

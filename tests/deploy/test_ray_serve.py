@@ -9,10 +9,11 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 from uuid import uuid4
 
@@ -129,7 +130,7 @@ def cluster(
         (folder / "serve.yaml").write_text(json.dumps(config))  # JSON is YAML
         environment = {
             **ray_environment,
-            **HEALTH_CHECKS,
+            **(HEALTH_CHECKS if len(nodes) > 1 else {}),
             # The machine needs no GPU.
             "RAY_OVERRIDE_RESOURCES": json.dumps({"CPU": 2 // len(nodes), "GPU": 1}),
             # Ray replaces a proxy that does not respond within 5 s, however busy the machine is.
@@ -188,8 +189,15 @@ def replicas(node: Node | None = None) -> set[int]:
 
 
 @contextmanager
-def clients(url: str, count: int = 8) -> Iterator[Counter[str]]:
+def clients(
+    url: str, headers: Mapping[str, str] = MappingProxyType({}), count: int = 8
+) -> Iterator[Counter[str]]:
     """Run clients that encode text after text, with retries.
+
+    Args:
+        url: URL of the proxy.
+        headers: Further headers of each request.
+        count: Number of clients.
 
     Yields:
         Number of texts that were encoded "at once", "after retries" and never ("lost"), and of
@@ -201,11 +209,11 @@ def clients(url: str, count: int = 8) -> Iterator[Counter[str]]:
     def encode(client: int) -> None:
         while not end.is_set():
             text = f"text {outcomes['at once']} of client {client}"
-            if has_succeeded(url, text, outcomes):
+            if has_succeeded(url, text, headers, outcomes):
                 outcomes["at once"] += 1
                 continue
             try:
-                eventually(partial(has_succeeded, url, text, outcomes))
+                eventually(partial(has_succeeded, url, text, headers, outcomes))
             except AssertionError:
                 outcomes["lost"] += 1
             else:
@@ -222,12 +230,14 @@ def clients(url: str, count: int = 8) -> Iterator[Counter[str]]:
             thread.join()
 
 
-def has_succeeded(url: str, text: str, outcomes: Counter[str]) -> bool:
+def has_succeeded(url: str, text: str, headers: Mapping[str, str], outcomes: Counter[str]) -> bool:
     """Encode a text, count the response, and return whether it has the vector."""
     name = uuid4().hex
-    body, headers = {"inputs": text}, {"X-Request-ID": name}
+    headers = {"X-Request-ID": name, **headers}
     try:
-        response = httpx2.post(f"{url}/encode", json=body, headers=headers, timeout=PATIENCE_S)
+        response = httpx2.post(
+            f"{url}/encode", json={"inputs": text}, headers=headers, timeout=PATIENCE_S
+        )
     except httpx2.TransportError:
         outcomes["no response"] += 1
         return False
@@ -265,7 +275,7 @@ def test_replicas_scale_with_load_and_survive_a_crash(cluster: Cluster) -> None:
     cluster.wait_until(lambda: len(replicas()) == 1)
     info = httpx2.get(f"{cluster.url}/info", headers=_UNLIMITED, timeout=PATIENCE_S).json()
     assert info["threads"] == 1
-    with clients(cluster.url) as outcomes:
+    with clients(cluster.url, _UNLIMITED) as outcomes:
         cluster.wait_until(lambda: len(replicas()) == 2)
         wait_for_more(outcomes, cluster)
         before = replicas()
@@ -288,7 +298,7 @@ def test_every_request_is_answered_while_a_node_is_cut_off_and_its_replica_retur
         cluster.wait_until(lambda: all(replicas(node) for node in cluster.nodes))
         wait_for_more(outcomes, cluster)
         other.connect("down")
-        cluster.wait_until(lambda: outcomes["408"] or outcomes["500"])
+        cluster.wait_until(lambda: outcomes["408"])
         store = cluster.logs / "gcs_server.out"
         cluster.wait_until(lambda: DEAD in store.read_text())
         wait_for_more(outcomes, cluster)
@@ -299,7 +309,6 @@ def test_every_request_is_answered_while_a_node_is_cut_off_and_its_replica_retur
             lambda: any(ids for name, ids in cluster.handled().items() if name not in before)
         )
         wait_for_more(outcomes, cluster)
-    assert outcomes["408"], outcomes
     assert outcomes["lost"] == 0, outcomes
     assert {name for name in outcomes if name.isdigit()} <= {"200", "408", "500"}, outcomes
     assert outcomes["no response"] == outcomes["of another request"] == 0, outcomes

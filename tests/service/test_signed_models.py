@@ -26,6 +26,7 @@ from service.inference.errors import NotReady
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.registry.model_watch import ModelWatch
 from service.inference.registry.registry import ModelRegistry, ModelSpec, specs_in
+from service.model_cache import required_signer
 from service.settings import (
     SCOPES,
     ApiKey,
@@ -348,6 +349,22 @@ def test_commands_open_signed_artifacts_alone(
         assert commands.main([*command, str(signed)]) in (1, 2)
         assert problem in capfd.readouterr().err
         assert not list(tmp_path.glob("output/**/part-*"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("VITRINE_MODELS__VERIFY", "signer.pem"),
+        ("vitrine_models__verify", "signer.pem"),
+        ("VITRINE_MODELS", '{"verify": "signer.pem", "watch_s": 5}'),
+    ],
+)
+def test_commands_require_the_signer_that_the_service_requires(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    assert Settings().models.verify == Path("signer.pem")
+    assert required_signer() == Path("signer.pem").absolute()
 
 
 def test_encode_exports_no_model_if_signatures_are_required(

@@ -26,8 +26,8 @@ watches its time limits, and recovers failed batches.
   normally before.
 
 Ownership: only its thread changes the state of a stream, and the event loop only reads it, except
-while it recovers a failed batch. The lock guards the members, the choice of batches, and the sets of
-streams and of idle ones.
+while it recovers a failed batch. The lock guards the members, the choice of batches, and the sets
+of streams and of idle ones.
 """
 
 import asyncio
