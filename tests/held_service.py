@@ -41,12 +41,13 @@ class HeldEngine(FaultyEngine):
     Attributes:
         file: The file.
         begun: Number of runs so far.
+        running: Number of runs that have not ended.
         hanging: Runs that hang until they are cancelled: by thread, the value of `begun`.
         is_stuck: Whether a run never ends.
     """
 
     file: Path
-    begun = 0
+    begun = running = 0
     hanging: ClassVar[dict[int, int]] = {}
     is_stuck = False
     _lock = threading.Lock()
@@ -55,9 +56,17 @@ class HeldEngine(FaultyEngine):
         self, batch: PackedBatch, outputs: Sequence[Output]
     ) -> list[NDArray[np.float32]]:
         """Wait, then hang, raise or run."""
-        engine = HeldEngine
         with self._lock:
-            engine.begun += 1
+            HeldEngine.begun += 1
+            HeldEngine.running += 1
+        try:
+            return self._run(batch, outputs)
+        finally:
+            with self._lock:
+                HeldEngine.running -= 1
+
+    def _run(self, batch: PackedBatch, outputs: Sequence[Output]) -> list[NDArray[np.float32]]:
+        engine = HeldEngine
         while self.file.exists():
             time.sleep(0.005)
         if IS_STUCK in batch.input_ids:
@@ -82,25 +91,20 @@ class HeldEngine(FaultyEngine):
 class HangClock(streams.Clock):
     """A clock that lets only hanging runs time out, on one or two streams."""
 
-    def __init__(self) -> None:
-        self._waits = 0
-
     async def wait(self, future: asyncio.Future[Any], timeout_s: float) -> None:
-        """Return when the future is done or its run hangs, or after further runs."""
+        """Return when the future is done or all runs hang, or after further runs."""
         begun = HeldEngine.begun
-        self._waits += 1
-        try:
-            while not (future.done() or self._is_over(timeout_s, begun)):
-                await super().wait(future, 0.005)
-        finally:
-            self._waits -= 1
+        while True:
+            await super().wait(future, 0.005)
+            if future.done() or self._is_over(timeout_s, begun):
+                return
 
     def _is_over(self, timeout_s: float, begun: int) -> bool:
         engine = HeldEngine
         if engine.is_stuck or timeout_s == streams._CANCEL_S:
             return engine.is_stuck
         hanging = list(engine.hanging.values())
-        if not hanging or self._waits == len(hanging):
+        if not hanging or engine.running == len(hanging):
             return bool(hanging)
         # One stream hangs, and the other has begun two runs since. If this is the other, the
         # service sees that it has made progress, and waits again.

@@ -40,7 +40,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "self.clock.wait(ended, wait_s)",
+        "self.clock.wait(ended, min(wait_s, left_s))",
         "asyncio.wait([ended])",
         f"{_T}test_app.py::test_stuck_engine_fails_its_requests_and_the_readiness_probe",
     ),
@@ -137,8 +137,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "if ended.done() or run is None or stream.run is not run:",
-        "if ended.done() or run is None:",
+        "if ended.done() or run is None or left_s > wait_s or stream.run is not run:",
+        "if ended.done() or run is None or left_s > wait_s:",
         f"{_I}batching/test_batcher_faults.py::test_timeout_applies_to_each_batch_separately",
     ),
     Guard(

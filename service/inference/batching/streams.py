@@ -448,12 +448,9 @@ class StreamPool:
             run = stream.run
             # A run that begins meanwhile has at least the shortest of these limits.
             wait_s = min((own.runner.timeout_s for own in self._members), default=_CANCEL_S)
-            if run is not None:
-                wait_s = min(wait_s, run.began + run.limit_s - self.clock.now())
-            await self.clock.wait(ended, wait_s)
-            if ended.done() or run is None or stream.run is not run:
-                continue
-            if self.clock.now() < run.began + run.limit_s:
+            left_s = inf if run is None else run.began + run.limit_s - self.clock.now()
+            await self.clock.wait(ended, min(wait_s, left_s))
+            if ended.done() or run is None or left_s > wait_s or stream.run is not run:
                 continue
             run.member.runner.cancel()
             await self.clock.wait(ended, _CANCEL_S)
