@@ -143,6 +143,12 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
+        "left_s > wait_s or ",
+        "",
+        f"{_I}batching/test_streams.py::test_shorter_limit_of_another_batcher_cancels_no_run",
+    ),
+    Guard(
+        "service/inference/batching/streams.py",
         "if took_too_long and not ended.done():",
         "if not ended.done():",
         f"{_I}batching/test_batcher_faults.py::"

@@ -339,6 +339,22 @@ async def test_cancelled_run_of_a_batcher_is_no_cancellation_of_another() -> Non
     assert runs == [6]  # its own failure: not repeated
 
 
+async def test_shorter_limit_of_another_batcher_cancels_no_run() -> None:
+    run, clock, cancelled = Recorder(), ManualClock(), threading.Event()
+    pool = StreamPool(1, clock)
+    patient = batcher_of(run, timeout_s=50, cancel=cancelled.set, pool=pool)
+    hasty = batcher_of(square, timeout_s=5, pool=pool)
+    async with started(patient, hasty):
+        first = await held(run, patient)
+        for _ in range(2):
+            waits = clock.waits
+            await clock.advance(6)
+            await eventually_async(lambda: clock.waits > waits)  # noqa: B023 - awaited here
+        assert not cancelled.is_set()
+        run.gate.set()
+        assert (await first).results == [1]
+
+
 async def test_hanging_run_stops_its_batcher_and_the_others_get_a_new_thread() -> None:
     gate, threads = threading.Event(), list[int]()
     hanging_threads: list[threading.Thread] = []
