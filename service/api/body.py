@@ -151,7 +151,7 @@ def _parse(body: bytes | bytearray) -> dict[str, Any]:
             raise InvalidInput("the body must be a JSON object", pointer="")  # the whole document
         # orjson keeps the last of duplicate keys, while another parser may keep the first. The slow
         # check is needed only if the body has more keys than the outer object has members.
-        if len(_KEY.findall(body)) > len(parsed):
+        if sum(1 for _ in _KEY.finditer(body)) > len(parsed):
             json.loads(body, object_pairs_hook=_reject_equal_keys)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None

@@ -219,11 +219,11 @@ class Batcher(Generic[Item, Result]):
         self._open.add(request)
         entries = [RequestItem(item, index, request) for index, item in enumerate(items)]
         queued = self._former.add(entries, lengths, priority)
-        self._pool.wake()
         expiry = None
         if timeout_s is not None:
             expiry = self._loop.call_later(timeout_s, _expire, request.done)
         try:
+            self._pool.wake()
             await request.done
         finally:
             if expiry is not None:

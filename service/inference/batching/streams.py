@@ -279,8 +279,8 @@ class StreamPool:
         stream = self._idle[-1]
         if stream.is_spare and any(own.run is None for own in self._streams if own is not stream):
             return  # a stream that was woken looks first, and then wakes the spare one
-        self._idle.pop()
         stream.thread.submit(self._run_batches, stream)
+        self._idle.pop()  # not before: the thread may fail to start
 
     def finish_s(self, runner: Runner, work_s: float) -> float:
         """Estimate the seconds until queued work of a runner has run.
@@ -349,10 +349,10 @@ class StreamPool:
             if run is not None or stream.is_spare:
                 self._wake_one()
             if run is None and stream in self._streams:
-                self._rest(stream)
                 # At the same time: later, a stream that found only items to wait for would not wait
                 # for them, but for `wake`, which may never come.
                 retry_s = min((own.runner.retry_s(now) for own in self._members), default=inf)
+                self._rest(stream)
                 if retry_s < inf:
                     self._loop.call_soon_threadsafe(self._wake_after, retry_s)
         return run

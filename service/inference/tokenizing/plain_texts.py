@@ -15,8 +15,10 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from models.panics import panics_as_errors
 
-# Maximum number of words whose token ids are kept; they take 8 MB. Beyond it, all are forgotten.
+# Maximum number of words whose token ids are kept, and of characters of each. Beyond the first, all
+# are forgotten. English words take 8 MB; without a limit of their length they could take 112.
 _MAX_WORDS = 32_768
+_MAX_WORD_CHARS = 24
 # Maximum number of words that are looked up in the library for one text, each in 8 us.
 _MAX_NEW_WORDS = 4
 
@@ -68,7 +70,9 @@ class PlainTexts:
         try:
             return [*self._before, *chain.from_iterable([known[w] for w in words]), *self._after]
         except KeyError:
-            new = [word for word in words if word not in known]
+            new = list(dict.fromkeys(word for word in words if word not in known))
+        if max(map(len, new)) > _MAX_WORD_CHARS:
+            return None
         if len(known) + len(new) > _MAX_WORDS:
             known = self._ids = {}
         with panics_as_errors("the tokenizer"):

@@ -198,6 +198,9 @@ def test_words_of_a_text_are_looked_up_a_few_at_a_time(content: bytes) -> None:
     assert own.ids("three four five six seven") is None
     assert own.ids("three four five six seven") is not None
     assert own.ids(text) == Tokenizer.from_buffer(content).encode(text).ids
+    assert own.ids("one " + "x" * 24) is not None
+    assert own.ids("one " + "x" * 25) is None  # it could have many tokens
+    assert own.ids("!" * 10) is not None
 
 
 @pytest.mark.parametrize(
