@@ -32,7 +32,7 @@ class PlainTexts:
     Its methods may be called from any thread.
 
     Args:
-        pattern: What plain texts match.
+        pattern: Pattern of plain texts.
         lowercases: Whether the normalizer lowercases them.
         words: The tokenizer of plain texts, without truncation; None: the tokens of a text are not
             those of its words.
@@ -71,7 +71,7 @@ class PlainTexts:
             return [*self._before, *chain.from_iterable([known[w] for w in words]), *self._after]
         except KeyError:
             new = list(dict.fromkeys(word for word in words if word not in known))
-        if max(map(len, new)) > _MAX_WORD_CHARS:
+        if max(map(len, new), default=0) > _MAX_WORD_CHARS:  # another thread may have added them
             return None
         if len(known) + len(new) > _MAX_WORDS:
             known = self._ids = {}

@@ -203,6 +203,23 @@ def test_words_of_a_text_are_looked_up_a_few_at_a_time(content: bytes) -> None:
     assert own.ids("!" * 10) is not None
 
 
+def test_words_that_another_thread_adds_meanwhile_are_known(content: bytes) -> None:
+    class Late(dict[str, list[int]]):
+        misses = 1
+
+        def __getitem__(self, word: str) -> list[int]:
+            if self.misses:
+                self.misses -= 1
+                raise KeyError(word)
+            return super().__getitem__(word)
+
+    own = SharedTokenizer(content).plain_texts
+    assert own is not None
+    ids = own.ids("one two")
+    own._ids = Late(own._ids)
+    assert own.ids("one two") == ids == Tokenizer.from_buffer(content).encode("one two").ids
+
+
 @pytest.mark.parametrize(
     "pre_tokenizer", [pre_tokenizers.Whitespace(), pre_tokenizers.WhitespaceSplit()]
 )
