@@ -39,8 +39,8 @@ Attributes = dict[str, str | int | Sequence[str]]
 def embedding_attributes(trace: RequestTrace) -> Attributes:
     """Return the attributes of a request by name; none: it is no embedding request.
 
-    A request whose body is invalid is none. Names of models are those of served models, because
-    clients choose the others.
+    A trace without content has none either. A request whose body is invalid is none. Names of
+    models are those of served models, because clients choose the others.
     """
     body = trace.body
     if not isinstance(body, BaseModel) or type(body) not in _FORMATS:

@@ -139,8 +139,7 @@ class TracingMiddleware:
                     stages.append(("send", ended))
                 self._add_stages(span, trace, began, began_ns)
                 _describe(span, scope, status)
-                if self._has_genai_attributes:
-                    span.set_attributes(embedding_attributes(trace))
+                span.set_attributes(embedding_attributes(trace))
                 trace.body = trace.result = None  # a timer of the connection keeps the trace
             span.end(began_ns + int(1e9 * (ended - began)))
 

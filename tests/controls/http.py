@@ -392,8 +392,8 @@ GUARDS = (
     ),
     Guard(
         "service/api/tracing.py",
-        "                if self._has_genai_attributes:\n",
-        "                if True:\n",
+        "keeps_content=self._has_genai_attributes",
+        "keeps_content=True",
         f"{_T}test_tracing.py::test_request_has_a_server_span_with_the_attributes_of_the_conventions",
     ),
     Guard(
