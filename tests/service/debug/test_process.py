@@ -431,7 +431,8 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
         assert isinstance(reply_of(worker), Opened)
         worker.stdin.write(frames.frame(encode_job(job())))
         worker.stdin.flush()
-        assert reply_of(worker).result == {"start": 5, "job": 19, "other": 19}
+        start = min(os.nice(0) + 5, 19)
+        assert reply_of(worker).result == {"start": start, "job": 19, "other": 19}
         worker.stdin.close()
 
 
