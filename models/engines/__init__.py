@@ -289,25 +289,25 @@ def measure_check(engine: Engine, artifact: Artifact) -> dict[Output, Agreement]
     """Return the worst agreement with the artifact's reference vectors; see `self_check`.
 
     Raises:
-        EngineError: The graph cannot compute an output, or computes vectors of another shape.
+        EngineError: The graph cannot compute the outputs, or computes vectors of another shape.
         ArtifactError: Any error of `Artifact.check`, under the same conditions.
     """
     check = artifact.check()
+    outputs = artifact.manifest.outputs
+    try:
+        results = [_results(run, outputs, check) for run in engine.runs]
+    except Exception as error:  # runtimes document no errors
+        names = ", ".join(map(repr, outputs))
+        raise EngineError(
+            f"self-check failed: the graph of {engine.name} cannot compute the outputs {names}: "
+            f"{reason_of(error)}"
+        ) from error
     agreements: dict[Output, Agreement] = {}
-    for output in artifact.manifest.outputs:
+    for output in outputs:
         reference = np.asarray(check.outputs[output], np.float64)
-        runs = []
-        for run in engine.runs:
-            try:
-                actual = _results(run, output, check)
-            except Exception as error:  # runtimes document no errors
-                raise EngineError(
-                    f"self-check failed: the graph of {engine.name} cannot compute the output "
-                    f"{output!r}: {reason_of(error)}"
-                ) from error
-            actual = _first(actual, reference.shape, output)
-            with np.errstate(divide="ignore", invalid="ignore"):  # NaN is outside any bounds
-                runs.append(compare(output, actual, reference))
+        actual = [_first(result[output], reference.shape, output) for result in results]
+        with np.errstate(divide="ignore", invalid="ignore"):  # NaN is outside any bounds
+            runs = [compare(output, each, reference) for each in actual]
         # np.min and np.max propagate NaN, which is outside any bounds.
         agreements[output] = Agreement(
             float(np.min([run.cosine for run in runs])), float(np.max([run.norm for run in runs]))
@@ -327,9 +327,11 @@ def _first(
     return actual[: shape[0]]
 
 
-def _results(run: Run, output: Output, check: Check) -> NDArray[np.float32]:
-    """Return the vectors of all check inputs in their order, run in batches of similar length."""
-    results: dict[int, NDArray[np.float32]] = {}
+def _results(
+    run: Run, outputs: Sequence[Output], check: Check
+) -> dict[Output, NDArray[np.float32]]:
+    """Return all vectors of the check inputs in their order, run in batches of similar length."""
+    results: dict[Output, dict[int, NDArray[np.float32]]] = {output: {} for output in outputs}
     for indices in _similar(list(map(len, check.rows))):
         batch = [check.rows[index] for index in indices]
         adapters = [check.adapters[index] for index in indices]
@@ -340,14 +342,17 @@ def _results(run: Run, output: Output, check: Check) -> NDArray[np.float32]:
             for each in (check.words, check.labels)
         )
         packed = pack(batch, None, adapters, types, unattended, words, labels)
-        (result,) = run(packed, [output])  # (B, W), (T, W) or (P, W)
-        sizes = [1] * len(batch)
-        if OUTPUTS[output].per_token:
-            sizes = list(map(len, batch))
-        elif words and labels and OUTPUTS[output].per_pair:
-            sizes = [len(a) * len(b) for a, b in zip(words, labels, strict=True)]
-        results |= zip(indices, np.split(result, np.cumsum(sizes)[:-1]), strict=True)
-    return np.concatenate([results[index] for index in range(len(check.rows))])
+        # (B, W), (T, W) or (P, W)
+        for output, result in zip(outputs, run(packed, outputs), strict=True):
+            sizes = [1] * len(batch)
+            if OUTPUTS[output].per_token:
+                sizes = list(map(len, batch))
+            elif words and labels and OUTPUTS[output].per_pair:
+                sizes = [len(a) * len(b) for a, b in zip(words, labels, strict=True)]
+            parts = np.split(result, np.cumsum(sizes)[:-1])
+            results[output].update(zip(indices, parts, strict=True))
+    count = range(len(check.rows))
+    return {output: np.concatenate([parts[i] for i in count]) for output, parts in results.items()}
 
 
 def _similar(lengths: Sequence[int]) -> Iterator[list[int]]:

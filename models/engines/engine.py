@@ -3,6 +3,7 @@
 import importlib.util
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Protocol
@@ -208,7 +209,9 @@ class CpuEngine:
         self.streams = threads if weight_bytes <= _MAX_BYTES_COMPILED_TWICE else 1
         self.weight_bytes = weight_bytes
         self.batches = _ON_CPU[precision]
-        self._graphs: Sequence[CompiledGraph] = tuple(map(compile_graph, sorted({1, self.streams})))
+        with ThreadPoolExecutor() as compilers:  # libraries release the interpreter's lock
+            graphs = compilers.map(compile_graph, sorted({1, self.streams}))
+            self._graphs: Sequence[CompiledGraph] = tuple(graphs)
         self.runs: Sequence[Run] = tuple(graph.run for graph in self._graphs)
         self._cpu_runs = hardware.cpu_runs
 

@@ -175,9 +175,9 @@ async def open_model(
         (direction,) = truncate_and_normalize(calibration.mean[None], None, normalize=True)
     run = partial(run_batch, engine, metrics, direction)
     check = artifact.check()
-    # The self-check runs the check inputs once per output and compiled graph.
+    # The self-check runs the check inputs once per compiled graph.
     check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)
-    cost_s = self_check_s / (check_cost * len(engine.runs) * len(artifact.manifest.outputs))
+    cost_s = self_check_s / (check_cost * len(engine.runs))
     words, labels = (each[0] if each else () for each in (check.words, check.labels))
     row = Row(check.rows[0], truncated=False, prompt_tokens=0, words=words, labels=labels)
     probe = [BatchItem(row, artifact.manifest.outputs[:1])]
