@@ -36,7 +36,7 @@ GUARDS = (
         "service/evaluation/server.py",
         "if self.version is None or not any(vector is not None for vector in vectors):",
         "if self.version is None:",
-        f"{_E}test_server.py::test_servers_that_give_no_vectors_are_named",
+        f"{_E}test_server.py::test_part_of_which_the_server_refuses_all_texts_is_an_error",
     ),
     Guard(
         "service/evaluation/collection.py",

@@ -169,6 +169,19 @@ def test_text_that_the_server_refuses_is_an_error_and_the_others_are_encoded(
     assert table["embedding"].null_count == 1
 
 
+def test_part_of_which_the_server_refuses_all_texts_is_an_error(
+    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    first = {f"passage: {text}" for text in pq.read_table(texts).column("text").to_pylist()[:64]}
+    answered(
+        lambda body: (
+            vectors(body) if first.issuperset(body["input"]) else httpx2.Response(422, text="no")
+        )
+    )
+    with pytest.raises(BulkError, match="refuses all of 64 texts, the first: 422: no"):
+        encode(texts, tmp_path / "vectors")
+
+
 def test_request_is_sent_again_when_the_server_is_busy(
     texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
