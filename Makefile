@@ -12,6 +12,7 @@
 # make soak       resident memory over half an hour of mixed load
 # make profile    time per operator in an engine
 # make bench-debug    benchmark: latency of /encode during a gradient job
+# make bench-growth   benchmark: text length, texts per request, clients, models and cores (12 minutes; needs wrk)
 # make bench-long     benchmark: long rows, long texts and large models (10 minutes; needs wrk)
 # make bench-explain  benchmark: methods that explain a result, on texts whose deciding words are known (30 minutes)
 # make bench-explain-price  benchmark: time of explanations, and of other requests beside them (8 minutes; needs wrk)
@@ -52,7 +53,7 @@ CREATE := $(PYTHON) -m venv --upgrade-deps
 # Folder of minimal environments, one each for the compared projects, the API clients and the lock tools.
 PEERS := .venv-bench
 
-.PHONY: serve docs image model-image dist release check test coverage test-gpu lint lock audit format bench bench-against bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-explain bench-explain-price bench-faults bench-long bench-op controls fuzz profile soak clean
+.PHONY: serve docs image model-image dist release check test coverage test-gpu lint lock audit format bench bench-against bench-engines bench-rerank bench-cache bench-bulk bench-models gpu-bundle gpu-report bench-debug bench-explain bench-explain-price bench-faults bench-growth bench-long bench-op controls fuzz profile soak clean
 
 # The glibc tunable enables huge pages for the weights: 6 to 9 % more throughput.
 serve: $(VENV)/serve.done $(VENV)/kernels.done $(ARTIFACT)/manifest.json
@@ -89,7 +90,7 @@ docs: $(VENV)/dev.done
 	$(BIN)/sphinx-build --quiet --fail-on-warning -c docs . build/docs
 	@echo "The documentation is in build/docs/index.html"
 
-bench bench-against bench-bulk bench-cache bench-engines bench-debug soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
+bench bench-against bench-bulk bench-cache bench-engines bench-debug bench-growth soak: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 bench: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $(PEERS)/infinity.done
 	$(BIN)/python -m tests.benchmarks.bench_servers --environments $(PEERS) $(BENCH_ARGS)
 
@@ -136,6 +137,9 @@ bench-debug: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 
 bench-long: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 	$(BIN)/python -m tests.benchmarks.bench_long
+
+bench-growth: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/infinity.done
+	$(BIN)/python -m tests.benchmarks.bench_growth --environments $(PEERS) $(BENCH_ARGS)
 
 bench-explain: $(VENV)/dev.done
 	$(BIN)/python -m tests.benchmarks.bench_explain

@@ -33,7 +33,7 @@ from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 
 # A row of 32,768 tokens takes minutes on two cores.
 _LONGEST_IN_ROUNDS = 8192
-_SMALL: dict[str, object] = {
+SMALL: dict[str, object] = {
     "hidden_size": 384,
     "num_hidden_layers": 6,
     "num_attention_heads": 12,
@@ -62,7 +62,9 @@ _TWICE = (
 )
 
 
-def _exported(folder: Path, family: str, max_tokens: int, config: dict[str, object]) -> Artifact:
+def random_artifact(
+    folder: Path, family: str, max_tokens: int, config: dict[str, object]
+) -> Artifact:
     """Export a random model."""
     save_checkpoint(folder / "model", family, max_position_embeddings=max_tokens, **config)
     save_tokenizer(folder / "model")
@@ -94,8 +96,8 @@ def _peak_mb(run: Callable[[], object]) -> float:
 def _rows(folder: Path, family: str, lengths: Sequence[int], rounds: int) -> Comparison:
     """Compare one row in onnxruntime with transformers, whose attention PyTorch fuses."""
     comparison = Comparison("PyTorch")
-    artifact = _exported(
-        folder, family, max(lengths), _SMALL | (_QWEN3 if family == "qwen3" else {})
+    artifact = random_artifact(
+        folder, family, max(lengths), SMALL | (_QWEN3 if family == "qwen3" else {})
     )
     model = transformers.AutoModel.from_pretrained(folder / "model").eval()
     torch.set_num_threads(available_cpus())
@@ -115,7 +117,7 @@ def _rows(folder: Path, family: str, lengths: Sequence[int], rounds: int) -> Com
 
 def _window(folder: Path, rounds: int) -> Comparison:
     """Compare the attention of a layer with a window with that of a full layer."""
-    artifact = _exported(folder, "modernbert", 8192, _MODERNBERT)
+    artifact = random_artifact(folder, "modernbert", 8192, _MODERNBERT)
     graph = artifact.path / artifact.graph("onnxruntime").file
     session = onnxruntime_session(graph, available_cpus(), profile=str(folder / "times"))
     for _ in range(rounds + 1):
@@ -156,7 +158,7 @@ def _tokenizer(rounds: int) -> Comparison:
 
 def _beside(folder: Path, seconds: int) -> Comparison:
     """Measure short texts beside texts of 8,192 tokens."""
-    artifact = _exported(folder, "bert", 8192, _SMALL)
+    artifact = random_artifact(folder, "bert", 8192, SMALL)
     comparison = Comparison()
     with Server(vitrine(f"--model.path={artifact.path}")) as server, server.awake():
         long = " ".join(["w5"] * 8190)
@@ -186,7 +188,7 @@ def _latencies(server: Server, text: str, end: float) -> list[float]:
 
 def _large(folder: Path, rounds: int, seconds: int) -> Comparison:
     """Compare a large model that is compiled once with one that is compiled twice."""
-    artifact = _exported(folder, "bert", 512, _LARGE)
+    artifact = random_artifact(folder, "bert", 512, _LARGE)
     model = f"--model.path={artifact.path}"
     twice = Kind((sys.executable, "-c", _TWICE, model, "--server.port={port}"))
     comparison = Comparison("compiled twice")

@@ -74,7 +74,7 @@ def export_int8(environments: Path) -> None:
     subprocess.run([*export, "--out", folder, "--precision", "int8"], check=True)
 
 
-def _model_folder(environments: Path) -> Path:
+def infinity_folder(environments: Path) -> Path:
     """Return a copy of the default model's folder with the ONNX graph that infinity needs."""
     folder = environments / "model"
     if not (folder / "model.onnx").exists():
@@ -122,7 +122,7 @@ def compare_servers(environments: Path, urls: Mapping[str, str], rounds: int, se
     """
     peers = {name: find_peer(name, url) for name, url in urls.items()}
     export_int8(environments)
-    model, api = _model_folder(environments), Api("/embeddings", "input")
+    model, api = infinity_folder(environments), Api("/embeddings", "input")
     kinds = our_kinds(environments) | {
         name: infinity(environments, model, api, "--pooling-method=mean", f"--engine={engine}")
         for name, engine in _INFINITY.items()
@@ -135,7 +135,7 @@ def compare_servers(environments: Path, urls: Mapping[str, str], rounds: int, se
         similarity = compare_vectors({n: client.encode(texts) for n, client in clients.items()})
         for name, workload in WORKLOADS.items():
             title = f"{name}, {workload.clients} client{'s' * (workload.clients > 1)}: "
-            tokens = _tokens_per_request(workload)
+            tokens = tokens_per_request(workload)
             contenders = {
                 n: partial(_load, c, workload, seconds, tokens) for n, c in clients.items()
             }
@@ -155,7 +155,8 @@ def _load(client: Client, workload: Workload, seconds: int, tokens: float) -> Fi
     return {**load.figures(), "tokens/s": load.rate * tokens}
 
 
-def _tokens_per_request(workload: Workload) -> float:
+def tokens_per_request(workload: Workload) -> float:
+    """Return the mean number of tokens per request of a workload."""
     tokenizer = Tokenizer.from_buffer(Artifact.load(ARTIFACT).read(TOKENIZER))
     requests = workload.requests()
     texts = [text for request in requests for text in request]

@@ -347,7 +347,7 @@ GUARDS = (
         'is_first = tuple(pooling) == ("cls",) and include_prompt',
         'is_first = tuple(pooling) == ("cls",)',
         "tests/models/export/test_export.py::"
-        "test_pooling_of_first_tokens_needs_no_other_token_of_the_last_layer",
+        "test_pooling_of_first_tokens_has_token_vectors_if_prompts_are_not_pooled",
     ),
     Guard(
         "models/network/sparse.py",
