@@ -8,7 +8,7 @@
 # make bench-cache  benchmark: repeated and new texts, with a cache and without (3 minutes; needs wrk)
 # make bench-bulk   benchmark: vitrine-encode, the bare engine and sentence-transformers (15 minutes)
 # make bench-models benchmark: ten models in one process, and one beside a flooded one (2 minutes; needs wrk)
-# make bench-engines   benchmark: the engines, sentence-transformers and CTranslate2, without HTTP
+# make bench-engines   benchmark: the engines, sentence-transformers, fastembed and CTranslate2, without HTTP
 # make soak       resident memory over half an hour of mixed load
 # make profile    time per operator in an engine
 # make bench-debug    benchmark: latency of /encode during a gradient job
@@ -112,7 +112,7 @@ bench-models: $(VENV)/dev.done $(ARTIFACT)/manifest.json
 
 # The second table runs the service as installed.
 bench-engines: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done \
-  $(PEERS)/sentence-transformers.done $(PEERS)/ctranslate2.done
+  $(PEERS)/sentence-transformers.done $(PEERS)/ctranslate2.done $(PEERS)/fastembed.done $(PEERS)/infinity.done
 	$(BIN)/python -m tests.benchmarks.bench_engines --environments $(PEERS)
 
 soak: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done

