@@ -103,7 +103,7 @@ def _long_texts(rounds: int, seconds: int) -> Comparison:
         with Server(vitrine(f"--model.path={artifact.path}")) as server:
             for tokens in _LONG:
                 text = " ".join(["w5"] * (tokens - 2))  # two special tokens
-                measure = partial(_long_text, server, text, tokens, seconds)
+                measure = partial(_long_text, server, text, tokens, 2 * seconds)
                 comparison.measure({_OURS: measure}, rounds, title=f"{tokens}: ")
     return comparison
 
