@@ -113,7 +113,7 @@ class TextEncodings:
             encodings.append(WordsEncoding(ids))
         return encodings
 
-    def plain(self, texts: Sequence[str]) -> list[Encoding]:
+    def without_special(self, texts: Sequence[str]) -> list[Encoding]:
         """Encode texts without special tokens and truncation; the encodings lack offsets."""
         encode = partial(self._encode, None, False, False, False)
         return [encoding for part in slices(texts) for encoding in encode(part)]

@@ -126,7 +126,7 @@ class TemplatedPairs:
         """Return the number of tokens that a pair leaves; negative: it is too long by as many."""
         (own,) = self._limited([pair], limits)
         texts = self._texts(own, instruction)
-        *first, last = map(len, self._encodings.plain(texts))
+        *first, last = map(len, self._encodings.without_special(texts))
         taken = (min(count, limit) for count, limit in zip(first, self._limits, strict=False))
         return self._limits[-1] - sum(taken) - last
 

@@ -421,14 +421,14 @@ class TextTokenizer:
     def _pairs(self) -> PairTokenizer:
         return PairTokenizer(
             self._shared.variant(None),
-            self.encodings.plain,
+            self.encodings.without_special,
             self._manifest.max_tokens,
             cuts_texts=self.encodings.cuts_texts,
         )
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text, without special tokens, prompt and truncation."""
-        return len(self.encodings.plain([text])[0].ids) if text else 0
+        return len(self.encodings.without_special([text])[0].ids) if text else 0
 
     def room(self, prompt_name: str | None) -> int:
         """Return the number of tokens of a text that fits without truncation, prompt not counted.

@@ -171,7 +171,7 @@ def test_query_of_many_documents_is_tokenised_once(
     tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    ordinary = tokenizer.encodings.plain
+    ordinary = tokenizer.encodings.without_special
 
     def recording(batch: list[str]) -> list[Encoding]:
         seen.extend(batch)
