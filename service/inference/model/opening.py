@@ -235,16 +235,18 @@ def _open(
     artifact = Artifact.load(path, options.verify)
     artifact.check()  # parsed here, not in the event loop
     check_poolable(artifact.manifest)
-    tokenizer = TextTokenizer(artifact, options.max_chars, options.max_whole_chars)
-    query_weights = read_query_weights(artifact)
-    calibration = read_calibration(artifact)
-    spaces = read_spaces(artifact)
-    engine = open_engine(
-        *(artifact, options.engine, options.precision, options.threads, options.gpu),
-        devices.cpu_runs,
-    )
-    _verify_unread(artifact, engine)
-    return artifact, tokenizer, query_weights, calibration, spaces, engine
+    with ThreadPoolExecutor(1) as thread:  # large vocabularies take a second, as compiling does
+        limits = options.max_chars, options.max_whole_chars
+        tokenizer = thread.submit(TextTokenizer, artifact, *limits)
+        query_weights = read_query_weights(artifact)
+        calibration = read_calibration(artifact)
+        spaces = read_spaces(artifact)
+        engine = open_engine(
+            *(artifact, options.engine, options.precision, options.threads, options.gpu),
+            devices.cpu_runs,
+        )
+        _verify_unread(artifact, engine)
+    return artifact, tokenizer.result(), query_weights, calibration, spaces, engine
 
 
 async def _self_check(
