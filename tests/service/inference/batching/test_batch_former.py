@@ -244,7 +244,8 @@ def test_every_item_is_in_exactly_one_batch(
     assert former.tokens == 0
 
 
-def test_concurrent_add_and_form_neither_lose_nor_repeat_items() -> None:
+@pytest.mark.parametrize("_attempt", range(25))  # without a lock, two of five go well
+def test_concurrent_add_and_form_neither_lose_nor_repeat_items(_attempt: int) -> None:
     former = former_of(streams=4, min_split_tokens=1)
     kept = [1000 * adder + i for adder in range(2) for i in range(0, 1000, 2)]
     out: list[int] = []
