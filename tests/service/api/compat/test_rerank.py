@@ -120,6 +120,22 @@ def test_vllm_scores_pairs_under_all_names_of_its_fields(
     assert error["error"]["message"] == "9 documents; the limit is 8"
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("score", {"text_1": "w5", "text_2": ["w5", 3]}, "text_2/1: Input should be"),
+        ("score", {"text_1": ["w5", "w5 " * 40_000], "text_2": ["w5"] * 2}, "queries/1: the text"),
+        ("rerank", {"query": "w5", "documents": ["w5", 3]}, "documents/1: Input should be"),
+        ("rerank", {"query": "w5", "documents": [""] * 9}, "9 documents"),
+    ],
+)
+def test_errors_of_vllm_name_the_text(
+    rerank_client: TestClient, path: str, fields: dict[str, object], message: str
+) -> None:
+    error = rerank_client.post(f"/vllm/{path}", json=fields).json()["error"]
+    assert error["message"].startswith(message)
+
+
 def test_vllm_classes_equal_the_pipeline_of_transformers(
     classify_client: TestClient, classifier: Artifact
 ) -> None:
