@@ -413,7 +413,8 @@ class HttpProtocol(HttpToolsProtocol):
             access_log=False,
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
+            # HTTP/1.0 has no interim responses: RFC 9110, 10.1.1.
+            expect_100_continue=self.expect_100_continue and self.scope["http_version"] != "1.0",
             keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )

@@ -233,6 +233,9 @@ SHAPES = {
     "Expect: 100-continue, h2c": opened(
         100, 200, of=(head(H2C + b"Expect: 100-continue\r\n"), BODY)
     ),
+    "Expect: 100-continue, HTTP/1.0": closed(
+        200, of=(head(b"Expect: 100-continue\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"), BODY)
+    ),
     # Targets and hosts.
     "absolute-form": opened(200, of=(get(b"http://x/healthz"),)),
     "absolute-form without a path": opened(307, of=(get(b"http://x"),)),
