@@ -266,6 +266,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Called by the parser.
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header; white space after its value is not part of it: RFC 9110, 5.5."""
+        super().on_header(name, value.rstrip(b" \t"))
+
     def on_headers_complete(self) -> None:
         """Start the request, or queue it behind the request in flight."""
         if self.parser.should_upgrade():

@@ -157,6 +157,10 @@ SHAPES = {
     "Transfer-Encoding behind a tab in its value": opened(
         200, of=(head(b"Transfer-Encoding:\tchunked\r\n", None) + chunks(BODY),)
     ),
+    "Transfer-Encoding before white space": opened(
+        200, of=(head(b"Transfer-Encoding: chunked \r\n", None) + chunks(BODY),)
+    ),
+    "X-Priority before white space": opened(200, of=(post(b"X-Priority: bulk \t\r\n"),)),
     "Transfer-Encoding misspelt": closed(
         400, of=(head(b"Transfer-Encoding: xchunked\r\n", None) + chunks(BODY),)
     ),
