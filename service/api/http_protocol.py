@@ -266,6 +266,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Called by the parser.
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header; white space after its value is not part of it: RFC 9110, 5.5."""
+        super().on_header(name, value.rstrip(b" \t"))
+
     def on_headers_complete(self) -> None:
         """Start the request, or queue it behind the request in flight."""
         if self.parser.should_upgrade():
@@ -413,7 +417,8 @@ class HttpProtocol(HttpToolsProtocol):
             access_log=False,
             default_headers=self.server_state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=self.expect_100_continue,
+            # HTTP/1.0 has no interim responses: RFC 9110, 10.1.1.
+            expect_100_continue=self.expect_100_continue and self.scope["http_version"] != "1.0",
             keep_alive=keep_alive,
             on_response=self.on_response_complete,
         )

@@ -134,7 +134,7 @@ class RequestMiddleware:
         headers, ambiguous = read_headers(scope["headers"])
         request_id = _request_id(headers.get("x-request-id"))
         scope.setdefault("state", {}).update({HEADERS: headers, "request_id": request_id})
-        method = scope["method"]
+        received, method = scope, scope["method"]
         if method == "HEAD":  # served as GET; the server omits the body
             scope = {**scope, "method": "GET"}
         status = "disconnected"
@@ -160,6 +160,7 @@ class RequestMiddleware:
             for lease in scope["state"].get(LEASES, ()):
                 lease.release()
             seconds = time.perf_counter() - started
+            received["route"] = scope.get("route")  # of HEAD too, for the trace
             route = getattr(scope.get("route"), "path", "none")
             is_client_deadline = isinstance(error, DeadlineExceeded) and scope["state"].get(
                 CLIENT_DEADLINE

@@ -1,6 +1,7 @@
 """Routes about the served models: list, description, load, replacement and deletion."""
 
 import asyncio
+import re
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -31,7 +32,7 @@ from service.api.openapi import error_responses, request_body
 from service.api.schemas import VERSION
 from service.api.state import AppState, State
 from service.evaluation.gate import MeasureChange, check_evaluation
-from service.inference.errors import InvalidInput
+from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.model import Model
 from service.inference.registry.model_names import name_problem
 from service.inference.registry.registry import ModelSpec
@@ -165,8 +166,9 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
         model, previous = await within(request, state.settings.limits.request_s, loading)
     except (ArtifactError, EngineError, ValueError, OSError) as error:
         # Error responses never repeat text of the request.
-        detail = str(error).replace(f"the artifact {body.path.name}", "the artifact")
-        detail = detail.replace(str(body.path), "the path")
+        detail = str(error).replace(f"the artifact {body.path.name}".rstrip(), "the artifact")
+        # At the start or quoted: elsewhere "." is not the path.
+        detail = re.sub(rf"(^|['\"]){re.escape(str(body.path))}", r"\1the path", detail)
         for alias in (name, *spec.aliases):
             detail = detail.replace(repr(alias), "of this request")
         raise InvalidInput(detail, code="invalid_artifact", pointer="/path") from None
@@ -197,7 +199,12 @@ async def _compare(body: LoadRequest, compared: _Compared, served: Model, new: M
         )
     if not body.texts:
         return
-    agreement = await compare_versions(served, new, body.texts)
+    try:
+        agreement = await compare_versions(served, new, body.texts)
+    except VitrineError as error:
+        if error.index is not None:
+            error.pointer = f"/texts/{error.index}"
+        raise
     if not agreement.cosine >= body.min_cosine:  # NaN is not
         raise InvalidInput(
             f"the results of the new version differ: the worst cosine is {agreement.cosine:.6f}; "

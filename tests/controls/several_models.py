@@ -61,8 +61,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry/registry.py",
-        "            if entry.name not in self._entries:\n",
-        "            if False:\n",
+        "            if old is None:\n                self._remove_metrics(entry.name)\n",
+        "",
         f"{_I}registry/test_registry.py::test_metrics_are_those_of_the_served_models",
     ),
     Guard(

@@ -34,7 +34,6 @@ from service.inference.results.vectors import Embeddings
 PATHS = ("/v1/embed", "/v2/embed")
 # Fields of this API by the names of the arguments of `Model`.
 _FIELDS = {
-    "inputs": "texts",
     "dimensions": "output_dimension",
     "output_dtype": "embedding_types",
 }
@@ -66,6 +65,9 @@ class CohereEmbedRequest(BaseModel):
     # Cohere ignores unknown fields too. Fields that would change vectors are declared.
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
+    # First, so that a request without texts is refused because of these.
+    images: None = Field(None, description="Not supported")
+    inputs: None = Field(None, description="Not supported")
     texts: list[str] = Field(min_length=1, fail_fast=True)
     model: Name | None = Field(
         None, description="Name of the model, as in /v1/models; null: the served model"
@@ -90,8 +92,6 @@ class CohereEmbedRequest(BaseModel):
     output_dimension: int | None = Field(
         None, ge=1, description="Number of leading dimensions to keep; null: all"
     )
-    images: None = Field(None, description="Not supported")
-    inputs: None = Field(None, description="Not supported")
     max_tokens: None = Field(None, description="Not supported")
 
 
@@ -173,7 +173,8 @@ async def embed(request: Request, state: State) -> Response:
 def render_error(error: VitrineError, request_id: str) -> Response:
     """Return the error in the format of Cohere's API, with the names of its fields."""
     if error.pointer:
-        _, field, *rest = error.pointer.split("/")
+        # "/inputs" alone is a field of this API.
+        _, field, *rest = error.pointer.replace("/inputs/", "/texts/").split("/")
         error.pointer = "/".join(["", _FIELDS.get(field, field), *rest])
     return rerank.render_error(error, request_id)
 

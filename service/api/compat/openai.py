@@ -256,9 +256,15 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
     kind = {403: "permission_error", 429: "rate_limit_error"}.get(
         status, "invalid_request_error" if status < 500 else "server_error"
     )
-    param = error.pointer.split("/")[1] if error.pointer else None
+    pointer = (error.pointer or "").lstrip("/")
+    message = error.detail
+    if error.index is not None:
+        message = f"input {error.index}: {message}"
+    elif "/" in pointer:  # a query, or a value within an input
+        message = f"{pointer}: {message}"
+    param = pointer.split("/")[0] or None
     body = {
-        "message": error.detail if error.index is None else f"input {error.index}: {error.detail}",
+        "message": message,
         "type": kind,
         "param": "input" if param == "inputs" else param,
         "code": code,

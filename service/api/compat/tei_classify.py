@@ -15,6 +15,7 @@ from service.api.compat.tei_routes import (
 )
 from service.api.compat.tei_schemas import (
     Predictions,
+    PredictParameters,
     PredictRequest,
     TEIRank,
     TEIRerankRequest,
@@ -63,10 +64,20 @@ async def predict(request: Request, state: State) -> Response:
     return await respond_with_durations(request, state, model, result, texts, serialize)
 
 
-def _scores(result: Classification, raw: bool) -> Scores:
-    """Return the scores `(N, C)`, with TEI's activation, whatever the model's own is."""
-    activation = "sigmoid" if len(result.labels) == 1 else "softmax"
-    return result.logits if raw else ACTIVATIONS[activation](result.logits)
+def _scores(result: Classification, body: PredictRequest) -> Scores:
+    """Return the scores `(N, C)`, with TEI's activation, whatever the model's own is.
+
+    Scores of candidate labels and a requested activation are those of transformers' pipelines.
+    """
+    parameters = body.parameters or PredictParameters()
+    name = parameters.function_to_apply
+    if name is not None:
+        return ACTIVATIONS["identity" if name == "none" else name](result.logits)
+    if body.raw_scores:
+        return result.logits
+    if parameters.candidate_labels:
+        return result.scores
+    return ACTIVATIONS["sigmoid" if len(result.labels) == 1 else "softmax"](result.logits)
 
 
 def _ranks_json(result: PairScores, body: TEIRerankRequest) -> bytes:
@@ -84,11 +95,9 @@ def _ranks_json(result: PairScores, body: TEIRerankRequest) -> bytes:
 
 
 def _predictions_json(result: Classification, body: PredictRequest) -> bytes:
-    has_candidates = body.parameters is not None and body.parameters.candidate_labels
-    is_chosen = has_candidates and not body.raw_scores
-    scores = (result.scores if is_chosen else _scores(result, body.raw_scores)).tolist()
+    top_k = None if body.parameters is None else body.parameters.top_k
     predictions = [
         [{"score": row[column], "label": result.labels[column]} for column in best]
-        for row, best in zip(scores, result.best_labels(), strict=True)
+        for row, best in zip(_scores(result, body).tolist(), result.best_labels(top_k), strict=True)
     ]
     return orjson.dumps(predictions if body.is_batch else predictions[0])

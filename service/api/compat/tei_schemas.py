@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 from service.api.classify_schemas import MAX_CANDIDATES, CandidateLabel, HypothesisTemplate
 from service.api.schemas import Ids, as_list
 from service.inference.call_options import OnOverflow
+from service.inference.errors import InvalidInput
 from service.inference.model.zero_shot import CandidateLabels
 
 _INPUT_TAGS = {str: "text", list: "ids"}
@@ -186,7 +187,7 @@ TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
 class PredictParameters(BaseModel):
-    """Parameters of Hugging Face's inference API for zero-shot classification, which TEI lacks."""
+    """Parameters of Hugging Face's inference API for classification, which TEI lacks."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
@@ -198,15 +199,29 @@ class PredictParameters(BaseModel):
     )
     hypothesis_template: HypothesisTemplate | None = None
     multi_label: bool | None = None
+    function_to_apply: Literal["sigmoid", "softmax", "none"] | None = Field(
+        None, description="Activation of the logits of the model's labels; null: see `raw_scores`"
+    )
+    top_k: int | None = Field(None, ge=1, description="Number of labels, best first; null: all")
 
     def candidates(self) -> CandidateLabels | None:
         """Return the candidate labels as an argument of `Model.classify`; None: the model's labels.
 
         Raises:
-            InvalidInput: The labels or the template are invalid.
+            InvalidInput: The labels or the template are invalid, or a parameter does not apply to
+                these labels.
         """
         if self.candidate_labels is None:
+            for name in ("hypothesis_template", "multi_label"):
+                if getattr(self, name) is not None:
+                    pointer = f"/parameters/{name}"
+                    raise InvalidInput(f"{name} needs candidate_labels", pointer=pointer)
             return None
+        if self.function_to_apply is not None:
+            raise InvalidInput(
+                "function_to_apply does not apply to candidate_labels",
+                pointer="/parameters/function_to_apply",
+            )
         template = self.hypothesis_template
         return CandidateLabels(
             labels=self.candidate_labels,

@@ -68,6 +68,7 @@ class VLLMClassifyRequest(_RequestBody):
     """Texts to classify."""
 
     input: Texts
+    add_special_tokens: Literal[True] = Field(True, description="False is not supported")
 
 
 class VLLMScore(BaseModel):

@@ -121,7 +121,7 @@ async def explain_labels(
     labels = model.artifact.manifest.labels if candidates is None else candidates.labels
     if deletion.label is not None and labels and deletion.label not in labels:
         owner = f"the model {model.name} has" if candidates is None else "candidate_labels have"
-        raise InvalidInput(f"{owner} no label {deletion.label!r}", pointer="/explain/label")
+        raise InvalidInput(f"{owner} no such label", pointer="/explain/label")
     if deletion.of != "document" or deletion.top_n is not None:
         name = "top_n" if deletion.top_n is not None else "of"
         raise InvalidInput(f"{name} is for scores of documents", pointer=f"/explain/{name}")

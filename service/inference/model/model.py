@@ -414,6 +414,7 @@ class Model(LoadedModel):
     def _check_dimensions(self, dimensions: int | None, truncate_dim: int | None) -> None:
         for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):
             if value is not None and not 1 <= value <= self.width:
+                self.check_outputs(("pooled",))  # another width would not help
                 raise InvalidInput(
                     f"{name} must be from 1 to {self.width}, the model's width",
                     pointer=f"/{name}",

@@ -411,7 +411,12 @@ class ModelRegistry:
             check_replacement(old.manifest, entry.manifest)
         if check is not None and old is not None and old.version is None:
             self._serve(old, await self._load_version(old))
-        version = await self._load_version(entry, keep=old)
+        try:
+            version = await self._load_version(entry, keep=old)
+        except BaseException:
+            if old is None:
+                self._remove_metrics(entry.name)
+            raise
         previous = old.version if old is not None else None
         try:
             if check is not None and previous is not None:
@@ -599,8 +604,6 @@ class ModelRegistry:
             )
         except BaseException:
             entry.metrics.loads["failed"].inc()
-            if entry.name not in self._entries:
-                self._remove_metrics(entry.name)
             raise
         try:
             # The artifact of an unloaded model can have been replaced.

@@ -206,9 +206,10 @@ def test_invalid_requests_to_classify_name_the_item(
 def test_routes_of_other_models_say_what_the_model_can_do(
     rerank_client: TestClient, classify_client: TestClient, client: TestClient
 ) -> None:
-    assert "cannot encode texts; it can classify" in wrong_model(
-        rerank_client, "/encode", inputs="w5"
-    )
+    for fields in ({}, {"dimensions": 1}, {"dimensions": 256}, {"truncate_dim": 256}):
+        assert "cannot encode texts; it can classify" in wrong_model(
+            rerank_client, "/encode", inputs="w5", **fields
+        )
     documents = {"query": QUERY, "documents": DOCUMENTS}
     assert "has 3 labels; scores of pairs need a model with one" in wrong_model(
         classify_client, "/rerank", **documents

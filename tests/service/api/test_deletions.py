@@ -156,7 +156,7 @@ def test_labels_are_explained_by_the_texts_without_each_unit(classify_client: Te
     [
         ("words", "/explain", "should be"),
         ({"of": "both"}, "/explain", "unknown field in this object"),
-        ({"label": "w"}, "/explain/label", "has no label 'w'"),
+        ({"label": "w"}, "/explain/label", "has no such label"),
         ({"max_tokens": 4}, "/explain", "takes more than 4 tokens"),
     ],
 )

@@ -400,6 +400,28 @@ def test_shadow_comparison_decides_about_the_swap(
     assert one.get("/info").json()["graph_sha256"] == version
 
 
+@pytest.mark.parametrize(("text", "code"), [("", "empty"), ("a" * 100_001, "text_too_large")])
+def test_invalid_text_of_a_comparison_is_named(
+    one: TestClient, small_artifact: Artifact, text: str, code: str
+) -> None:
+    name = one.get("/info").json()["model"]
+    body = {"path": str(small_artifact.path), "texts": [TEXT, text]}
+    problem = one.post(f"/models/{name}", json=body).json()
+    assert (problem["code"], problem["index"], problem["pointer"]) == (code, 1, "/texts/1")
+
+
+@pytest.mark.parametrize("path", ["", ".", "is"])
+def test_path_without_an_artifact_is_not_repeated(
+    one: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    problem = one.post("/models/dogs", json={"path": path}).json()
+    assert problem["code"] == "invalid_artifact"
+    assert problem["detail"] == (
+        "the path is not an artifact: it has no manifest.json, which vitrine-export writes"
+    )
+
+
 def test_incompatible_version_needs_the_consent_of_the_request(
     one: TestClient, small_artifact: Artifact, tmp_path: Path
 ) -> None:

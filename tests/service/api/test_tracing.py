@@ -457,6 +457,16 @@ async def test_incomplete_response_has_an_error_type(
     assert (span.status.code == Status.STATUS_CODE_ERROR) == (status is not None)
 
 
+def test_head_request_has_the_attributes_of_its_route(
+    client: TestClient, receiver: Receiver
+) -> None:
+    client.head("/models")
+    [span] = receiver.wait()
+    assert span.name == "HEAD /models"
+    assert attributes(span)["http.route"] == attributes(span)["url.path"] == "/models"
+    assert attributes(span)["http.request.method"] == "HEAD"
+
+
 def test_unknown_paths_and_methods_are_not_exported(client: TestClient, receiver: Receiver) -> None:
     client.get("/canary")
     client.request("CANARY", "/encode")

@@ -157,6 +157,10 @@ SHAPES = {
     "Transfer-Encoding behind a tab in its value": opened(
         200, of=(head(b"Transfer-Encoding:\tchunked\r\n", None) + chunks(BODY),)
     ),
+    "Transfer-Encoding before white space": opened(
+        200, of=(head(b"Transfer-Encoding: chunked \r\n", None) + chunks(BODY),)
+    ),
+    "X-Priority before white space": opened(200, of=(post(b"X-Priority: bulk \t\r\n"),)),
     "Transfer-Encoding misspelt": closed(
         400, of=(head(b"Transfer-Encoding: xchunked\r\n", None) + chunks(BODY),)
     ),
@@ -232,6 +236,9 @@ SHAPES = {
     "Expect: 100-continue, refused": closed(413, of=(head(b"Expect: 100-continue\r\n", 2**30),)),
     "Expect: 100-continue, h2c": opened(
         100, 200, of=(head(H2C + b"Expect: 100-continue\r\n"), BODY)
+    ),
+    "Expect: 100-continue, HTTP/1.0": closed(
+        200, of=(head(b"Expect: 100-continue\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"), BODY)
     ),
     # Targets and hosts.
     "absolute-form": opened(200, of=(get(b"http://x/healthz"),)),

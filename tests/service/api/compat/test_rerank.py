@@ -120,12 +120,31 @@ def test_vllm_scores_pairs_under_all_names_of_its_fields(
     assert error["error"]["message"] == "9 documents; the limit is 8"
 
 
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("score", {"text_1": "w5", "text_2": ["w5", 3]}, "text_2/1: Input should be"),
+        ("score", {"text_1": ["w5", "w5 " * 40_000], "text_2": ["w5"] * 2}, "queries/1: the text"),
+        ("rerank", {"query": "w5", "documents": ["w5", 3]}, "documents/1: Input should be"),
+        ("rerank", {"query": "w5", "documents": [""] * 9}, "9 documents"),
+    ],
+)
+def test_errors_of_vllm_name_the_text(
+    rerank_client: TestClient, path: str, fields: dict[str, object], message: str
+) -> None:
+    error = rerank_client.post(f"/vllm/{path}", json=fields).json()["error"]
+    assert error["message"].startswith(message)
+
+
 def test_vllm_classes_equal_the_pipeline_of_transformers(
     classify_client: TestClient, classifier: Artifact
 ) -> None:
     classify = pipeline("text-classification", str(classifier.path / "source"), top_k=None)
     texts = ["w5 w6 w7", "w21"]
     result = ask(classify_client, "/vllm/classify", input=texts)
+    body = {"input": texts, "add_special_tokens": False}
+    error = classify_client.post("/vllm/classify", json=body)
+    assert (error.status_code, error.json()["error"]["param"]) == (400, "add_special_tokens")
     for line, labels in zip(result["data"], classify(texts), strict=True):
         assert line["label"] == labels[0]["label"]
         assert line["num_classes"] == 3
@@ -176,6 +195,43 @@ def test_tei_predict_mirrors_the_shape_of_its_inputs(
                 [line["score"] for line in lines], [line["score"] for line in wanted], rtol=1e-4
             )
             assert isinstance(actual[0], dict) == isinstance(expected[0], dict)
+
+
+@pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])
+def test_tei_predict_applies_the_parameters_of_the_pipeline(
+    classify_client: TestClient, classifier: Artifact, function: str
+) -> None:
+    parameters = {"function_to_apply": function, "top_k": 2}
+    classify = pipeline("text-classification", str(classifier.path / "source"), **parameters)
+    texts = ["w5 w6 w7", "w21"]
+    inputs = [[text] for text in texts]
+    actual = ask(classify_client, "/tei/predict", inputs=inputs, parameters=parameters)
+    for lines, expected in zip(actual, classify(texts), strict=True):
+        assert [line["label"] for line in lines] == [line["label"] for line in expected]
+        scores = [line["score"] for line in expected]
+        assert [line["score"] for line in lines] == pytest.approx(scores, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"multi_label": True}, "/parameters/multi_label: multi_label needs candidate_labels"),
+        (
+            {"hypothesis_template": "w9 {}"},
+            "/parameters/hypothesis_template: hypothesis_template needs candidate_labels",
+        ),
+        (
+            {"candidate_labels": ["w5"], "function_to_apply": "none"},
+            "/parameters/function_to_apply: function_to_apply does not apply to candidate_labels",
+        ),
+    ],
+)
+def test_tei_predict_refuses_parameters_of_other_labels(
+    classify_client: TestClient, parameters: dict[str, object], message: str
+) -> None:
+    body = {"inputs": "w5", "parameters": parameters}
+    response = classify_client.post("/tei/predict", json=body)
+    assert (response.status_code, response.text) == (422, message)
 
 
 def test_errors_of_tei_name_the_field(

@@ -647,6 +647,23 @@ async def test_metrics_are_those_of_the_served_models(
             assert labelled() == {status.name for status in registry.statuses()}
 
 
+async def test_metrics_of_a_new_model_that_waits_for_memory_end_with_its_load(
+    small_artifact: Artifact, size: int
+) -> None:
+    prometheus = CollectorRegistry()
+    metrics = InferenceMetrics(prometheus, longest_s=120.0)
+    async with opened(spec(small_artifact, "a"), max_bytes=size, metrics=metrics) as registry:
+        with await registry.lease("a"):
+            loading = asyncio.create_task(registry.load(spec(small_artifact, "b")))
+            await eventually_async(lambda: registry.closing == 1)
+            loading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await loading
+        value = prometheus.get_sample_value
+        assert value("vitrine_inputs_received_total", {"model": "a"}) == 0
+        assert value("vitrine_inputs_received_total", {"model": "b"}) is None
+
+
 async def test_failed_load_of_a_served_model_is_counted(
     small_artifact: Artifact, tmp_path: Path
 ) -> None:
