@@ -623,8 +623,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "0 if label is None else self.labels.index(label)",
-        "0",
+        "column = self._column_of(part.index) if self.labels else 0",
+        "column = 0",
         "tests/service/inference/model/test_label_deletions.py::"
         "test_each_number_is_the_difference_of_two_results",
     ),
