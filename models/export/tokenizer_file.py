@@ -59,7 +59,7 @@ def read_tokenizer(
     reference = load_tokenizer(folder, subfolder, sentence_config.family)
     try:
         with panics_as_errors("the tokenizers library"):
-            tokenizer = Tokenizer.from_str(reference.backend_tokenizer.to_str())
+            tokenizer = _read(reference.backend_tokenizer.to_str(), reference.backend_tokenizer)
     except Exception as error:  # the class has a step in Python, as that of RoFormer (jieba)
         raise no_file_error(folder, reference) from error
     tokenizer.no_truncation()
@@ -118,7 +118,20 @@ def _without_unused(
     files = [folder.json(join(subfolder, name), dict, {}) for name in (CONFIG, *TOKEN_FILES)]
     named = {*own.get_vocab(with_added_tokens=True), *_strings(files)} - {*_IMAGE_TOKENS}
     kept = [token for token in added if token["content"] not in beyond - named]
-    return Tokenizer.from_str(json.dumps({**json.loads(tokenizer.to_str()), "added_tokens": kept}))
+    content = {**json.loads(tokenizer.to_str()), "added_tokens": kept}
+    return _read(json.dumps(content), tokenizer)
+
+
+def _read(content: str, original: Tokenizer) -> Tokenizer:
+    """Return a tokenizer with the model of another one: reading the scores of Unigram rounds them.
+
+    Args:
+        content: Content of its file.
+        original: The other tokenizer, with equal tokens.
+    """
+    tokenizer = Tokenizer.from_str(content)
+    tokenizer.model = original.model
+    return tokenizer
 
 
 def _strings(value: object) -> Iterator[str]:

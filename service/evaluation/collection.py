@@ -238,7 +238,7 @@ class _TextFile:
             for own in (ids[i] for i in kept):
                 if own in seen:
                     raise BulkError(f"{self._path} has several records with the id {own!r}")
-                if len(own.split()) != 1:  # fields of TREC's files are divided by it
+                if own.split() != [own]:  # fields of TREC's files are divided by it
                     raise BulkError(f"{self._path}: the id {own!r} is empty or has white space")
                 seen.add(own)
             yield [[column[i] for i in kept] for column in (ids, texts)]

@@ -1,5 +1,6 @@
 """`vitrine explain`: results, numbers and colours of texts in a terminal."""
 
+import io
 import re
 import sys
 from pathlib import Path
@@ -99,6 +100,18 @@ def test_escape_sequences_of_a_text_are_not_printed(
     capsys: pytest.CaptureFixture[str], small_artifact: Artifact
 ) -> None:
     assert "\x1b" not in explained(capsys, small_artifact.path, "a cat", "a \x1b[31mcat")
+
+
+def test_characters_that_the_terminal_lacks_are_escaped(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = io.BytesIO()
+    terminal = io.TextIOWrapper(file, encoding="iso-8859-1")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    model = str(small_artifact.path)
+    assert commands.main(["explain", "caf\xe9 \N{CAT FACE}", "cat", "--model", model]) == 0
+    terminal.flush()
+    assert b"caf\xe9 \\U0001f431" in file.getvalue()
 
 
 def test_escape_sequences_of_a_label_are_not_printed(

@@ -113,7 +113,7 @@ def _passage(passage: Passage, scale: float) -> str:
     parts.append(escape(passage.text[end:]))
     return (
         f'<div style="{_SMALL};font-weight:600">{escape(passage.title)}</div>'
-        f'<div style="{_TEXT}">{"".join(parts)}</div>'
+        f'<div dir="auto" style="{_TEXT}">{"".join(parts)}</div>'
     )
 
 
@@ -126,7 +126,7 @@ def _chip(chip: Chip, text: str, scale: float) -> str:
     style = f"{_CHIP};background:rgb({background});color:{_readable(colour)}"
     return (
         f'<span style="{style}" title="{escape(chip.numbers)}">{unit}'
-        f'<br><span style="{_SMALL}">{number}</span></span>'
+        f'<br><span dir="ltr" style="{_SMALL}">{number}</span></span>'
     )
 
 

@@ -447,8 +447,7 @@ class DeletionPlanner:
         return _texts_of(self.inputs[part.index])[part.text]
 
     def _value_of(self, part: Part, raw: bool) -> Callable[[Input], float | None]:
-        label = self._label_of(part.index)
-        column = 0 if label is None else self.labels.index(label)
+        column = self._column_of(part.index) if self.labels else 0
 
         def value(variant: Input) -> float | None:
             values = self._values.get(variant)
@@ -497,11 +496,13 @@ class DeletionPlanner:
 
     def _label_of(self, index: int) -> str | None:
         """Return the label of an input whose score is explained; None: scores of pairs."""
-        if not self.labels:
-            return None
+        return self.labels[self._column_of(index)] if self.labels else None
+
+    def _column_of(self, index: int) -> int:
+        """Return the index of the label of an input: several labels can have the same name."""
         if self.deletion.label is not None:
-            return self.deletion.label
-        return self.labels[int(self._values[self.inputs[index]][1].argmax())]
+            return self.labels.index(self.deletion.label)
+        return int(self._values[self.inputs[index]][1].argmax())
 
     def _check(self, fits: bool) -> None:
         if not fits:

@@ -5,12 +5,14 @@ usually have equal files, and so have many models with the vocabulary of the sam
 """
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from weakref import WeakValueDictionary
 
 from tokenizers import Tokenizer
+from tokenizers.models import Unigram
 
 from models.artifact import TOKENIZER, ArtifactError
 from models.panics import panics_as_errors
@@ -40,6 +42,8 @@ class SharedTokenizer:
 
     def __init__(self, content: bytes) -> None:
         self._first: Tokenizer = Tokenizer.from_buffer(content)
+        if isinstance(self._first.model, Unigram):
+            self._first.model = _exact_unigram(content)
         for name in ("padding", "truncation"):
             if getattr(self._first, name) is not None:
                 raise ArtifactError(f"{TOKENIZER} has {name}, which the service sets itself")
@@ -102,6 +106,7 @@ class SharedTokenizer:
             tokenizer = plain_variant(self._first)
         elif any(not own for _, _, own, _ in self._variants):
             tokenizer = Tokenizer.from_str(self._first.to_str())
+            tokenizer.model = self._first.model  # see `_exact_unigram`
         else:  # the first variant is the loaded tokenizer itself: most models need no other
             tokenizer = self._first
         if limit is None:
@@ -110,6 +115,20 @@ class SharedTokenizer:
             tokenizer.enable_truncation(limit, direction="left" if is_left else "right")
         tokenizer.encode_special_tokens = encodes_special
         return tokenizer
+
+
+def _exact_unigram(content: bytes) -> Unigram:
+    """Return the model of a file with the scores as they are written.
+
+    The library's reader rounds one score in 25 to a neighbour of the nearest float64. Two divisions
+    of a text into the same pieces, such as those of a line of dashes, differ by such errors alone.
+
+    Args:
+        content: Content of a file `tokenizer.json` that the library can read.
+    """
+    model = json.loads(content)["model"]
+    vocabulary = [(token, score) for token, score in model["vocab"]]
+    return Unigram(vocabulary, model.get("unk_id"), model.get("byte_fallback", False))
 
 
 # By SHA-256 of the file; a tokenizer is freed with the last model that uses it.

@@ -93,7 +93,7 @@ function passage({ name, input, units, words }, scale, canStrike, sentence) {
 export const inSentence = (name) => (name.startsWith("Text ") ? name.replace("T", "t") : `the ${name.toLowerCase()}`);
 
 const MOST_LETTERS = 60;
-export const quoted = ({ content }) => `“${content.length > MOST_LETTERS ? `${slice(content, { start: 0, end: MOST_LETTERS })}…` : content}”`;
+export const quoted = ({ content }) => `“${slice(content, { start: 0, end: MOST_LETTERS })}${[...content].length > MOST_LETTERS ? "…" : ""}”`;
 
 // The least size of an effect that matters: a tenth of the largest.
 export const matterOf = (units) => largest(units.map(({ score }) => score)) / 10;

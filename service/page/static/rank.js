@@ -112,8 +112,9 @@ function answerSentence({ scores, order: [first, next], passages, name }) {
 export function nameOfPassage(passages, index) {
   const { id, text } = passages[index];
   if (id !== null) return `passage ${id}`;
-  const start = text.trim().split(/\s+/u).slice(0, 6).join(" ");
-  return `“${slice(start, { start: 0, end: 50 })}${start.length < text.trim().length ? " …" : ""}”`;
+  const words = text.trim().split(/\s+/u);
+  const start = slice(words.slice(0, 6).join(" "), { start: 0, end: 50 });
+  return `“${start}${start === words.join(" ") ? "" : " …"}”`;
 }
 
 // Called after each explanation: the rows stay, with their focus and edits, and are coloured.

@@ -33,7 +33,7 @@ export function drawRow({ passages, scores }, index, place, model, isExpected) {
         button("edit", "Edit", { ariaExpanded: "false" }),
         button("undo", "Undo", { hidden: true }),
         button("explain", "Explain in detail"))),
-    element("div", { className: "prose", role: "group", aria: { label: `Passage of rank ${place + 1}` } }, text),
+    element("div", { className: "prose", dir: "auto", role: "group", aria: { label: `Passage of rank ${place + 1}` } }, text),
     element("p", { className: "readout muted" }),
     element("label", { className: "slot editor", hidden: true },
       element("span", { className: "name" }, `Passage of rank ${place + 1}, edited`),

@@ -1,15 +1,18 @@
 // One tab stop for a row of items; arrow keys, Home and End move inside.
 
 const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
+// In rows from right to left.
+const MIRRORED = { ...STEPS, ArrowRight: -1, ArrowLeft: 1 };
 
 export function rove(container, items) {
   items.forEach((item, index) => { item.tabIndex = index ? -1 : 0; });
   container.addEventListener("keydown", (event) => {
     const open = items.filter(({ hidden }) => !hidden);
     const at = open.indexOf(event.target.closest("[tabindex], button"));
+    const steps = getComputedStyle(container).direction === "rtl" ? MIRRORED : STEPS;
     const next = event.key === "Home" ? 0
       : event.key === "End" ? open.length - 1
-        : event.key in STEPS ? (at + STEPS[event.key] + open.length) % open.length : -1;
+        : event.key in steps ? (at + steps[event.key] + open.length) % open.length : -1;
     if (at < 0 || next < 0) return;
     event.preventDefault();
     open[next].focus();

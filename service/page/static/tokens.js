@@ -72,14 +72,15 @@ export function largest(scores) {
 // called with the index of the focused or hovered chip, and with null when it is left. With the `side` of a text, chips
 // are buttons, see whatif.js.
 export function chips(units, name, select = () => {}, side = undefined) {
-  const scoreOf = units.map(() => element("span", { className: "score" }));
+  const scoreOf = units.map(() => element("span", { className: "score", dir: "ltr" }));
   const items = units.map((unit, index) => element(side ? "button" : "li", {
     className: `chip${unit.text === null ? " special" : unit.isSentence ? " sentence" : ""}${unit.isOpposite ? " opposite" : ""}`,
     ...(side ? { type: "button", aria: { pressed: "false" } } : { role: "option", aria: { selected: "false" } }),
-  }, element("span", { className: "word" }, unit.content), " ", scoreOf[index]));
+  }, element("span", { className: "word", ...(unit.text === null ? { dir: "ltr" } : {}) }, unit.content), " ", scoreOf[index]));
   const readout = element("p", { className: "readout muted" });
-  const list = side ? element("div", { className: "chips", role: "toolbar", data: { side }, aria: { label: name } }, ...items)
-    : element("ol", { className: "chips", role: "listbox", aria: { label: name } }, ...items);
+  // The words of a text in Arabic or Hebrew run from right to left. Special tokens do not decide it.
+  const list = side ? element("div", { className: "chips", dir: "auto", role: "toolbar", data: { side }, aria: { label: name } }, ...items)
+    : element("ol", { className: "chips", dir: "auto", role: "listbox", aria: { label: name } }, ...items);
   rove(list, items);
   let scores = [];
   const choose = (index) => {

@@ -337,6 +337,32 @@ def test_token_of_images_beyond_the_vocabulary_is_left_out(tmp_path: Path) -> No
     assert max(served.encode("<image_soft_token>").ids) < size
 
 
+def test_scores_are_those_of_transformers(tmp_path: Path) -> None:
+    rng = random.Random(0)  # noqa: S311 - no cryptography
+    special = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
+    pieces = [("ha" * length, -rng.uniform(3, 14)) for length in range(1, 40)]
+    transformers.XLMRobertaTokenizer(vocab=[*special, *pieces]).save_pretrained(tmp_path)
+    save_checkpoint(tmp_path / "model", "bert")
+    sentence_config = replace(load(tmp_path / "model")[1], family="xlm-roberta")
+    size = len(special) + len(pieces) + 1  # with <mask>
+    scores = scores_of(transformers.AutoTokenizer.from_pretrained(tmp_path).backend_tokenizer)
+    assert scores == dict([*special, *pieces])
+    assert scores_of(read_tokenizer(ModelFolder(tmp_path), sentence_config, size)) == scores
+    # With a token that is left out.
+    tokenizer = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<image_soft_token>"])
+    added = json.loads(tokenizer.to_str())["added_tokens"]
+    edit_json(tmp_path / "tokenizer.json", added_tokens=added)
+    served = read_tokenizer(ModelFolder(tmp_path), sentence_config, size)
+    assert served.token_to_id("<image_soft_token>") is None
+    assert scores_of(served) == scores
+
+
+def scores_of(tokenizer: Tokenizer) -> dict[str, float]:
+    scores = dict(json.loads(tokenizer.to_str())["model"]["vocab"])
+    return {token: score for token, score in scores.items() if token != "<mask>"}  # noqa: S105
+
+
 def test_file_that_is_no_tokenizer_is_refused(
     tmp_path: Path, sentence_config: SentenceConfig
 ) -> None:

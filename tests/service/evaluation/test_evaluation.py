@@ -346,6 +346,7 @@ def test_folder_of_other_settings_or_texts_is_refused(
             "record 1: its id",
         ),
         ("corpus.jsonl", '{"_id": "a b", "text": "x"}', "id 'a b' is empty or has white space"),
+        ("corpus.jsonl", '{"_id": "a ", "text": "x"}', "id 'a ' is empty or has white space"),
         (
             "corpus.jsonl",
             '{"_id": "a", "body": "x"}',

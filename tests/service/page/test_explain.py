@@ -283,6 +283,44 @@ def test_offsets_count_code_points(browser: Browser, plain_url: str) -> None:
     assert words == ["\N{CAT FACE}", "A", "cat", "\N{GRINNING FACE}", "sat", "."]
 
 
+def test_words_of_hebrew_and_arabic_run_from_right_to_left(
+    browser: Browser, plain_url: str
+) -> None:
+    hebrew, arabic = "החתול ישב עם cat.", "القط جلس"
+    page = opened(browser, plain_url, "embedding", a=hebrew, b=arabic, c="")
+    for side in ("a", "b"):
+        chips = page.find_elements(By.CSS_SELECTOR, f"[data-side={side}] .chip")
+        places = [chip.rect["x"] for chip in chips]
+        assert places == sorted(places, reverse=True)
+        assert len(places) == {"a": 5, "b": 2}[side]
+    numbers = page.find_elements(By.CSS_SELECTOR, ".chip .score")
+    assert {number.value_of_css_property("direction") for number in numbers} == {"ltr"}
+    page.execute_script("document.querySelector('[data-side=a] .chip').focus()")
+    for pressed in (
+        Keys.ARROW_LEFT,
+        Keys.ENTER,
+        Keys.ARROW_LEFT,
+        Keys.ARROW_RIGHT,
+        Keys.ARROW_RIGHT,
+    ):
+        page.switch_to.active_element.send_keys(pressed)
+    page.switch_to.active_element.send_keys(Keys.ENTER)
+    assert texts(page, ".chip[aria-pressed=true] .word") == ["החתול", "ישב"]
+
+
+@pytest.mark.parametrize("length", [60, 61])
+def test_long_words_are_shortened_by_code_points(
+    browser: Browser, plain_url: str, length: int
+) -> None:
+    page = opened(browser, plain_url, "embedding")
+    content = "\N{GRINNING FACE}" * length
+    quoted = page.execute_script(
+        "return import('./debug/assets/deletion.js').then(({quoted}) => quoted(arguments[0]))",
+        {"content": content},
+    )
+    assert quoted == f"“{content[:60]}{'…' * (length > 60)}”"
+
+
 def test_words_are_struck_out_by_the_rule_of_the_service(browser: Browser, plain_url: str) -> None:
     page = opened(browser, plain_url, "embedding")
     contents = ["The cat sat.", " a  b ", "a\u2003b\n\nc", "w", "(a) b\x85"]

@@ -199,6 +199,30 @@ def test_words_of_a_single_sentence_are_coloured(browser: Browser, minilm_url: s
         assert [unit.text for unit in units] == expected
 
 
+def test_passage_is_named_by_its_first_words_or_letters(browser: Browser, minilm_url: str) -> None:
+    page = open_page(browser, f"{minilm_url}/debug", has_gradients=False)
+    letters = "\N{CJK UNIFIED IDEOGRAPH-732B}" * 60  # of a language without spaces
+    contents = [letters, letters[:50], "a  b", "a b c d e f", "a b c d e f g"]
+    names = page.execute_script(
+        "return import('./debug/assets/rank.js').then(({nameOfPassage}) => "
+        "arguments[0].map((text) => nameOfPassage([{id: null, text}], 0)))",
+        contents,
+    )
+    expected = [f"{letters[:50]} …", letters[:50], "a b", "a b c d e f", "a b c d e f …"]
+    assert names == [f"“{name}”" for name in expected]
+
+
+def test_prose_of_arabic_runs_from_right_to_left(browser: Browser, minilm_url: str) -> None:
+    passages = "القط cat. هل هذا صحيح؟\n\nA cat sat. It rained."
+    address = urlencode({"tab": "rank", "run": "1", "query": "cat", "passages": passages})
+    page = open_page(browser, f"{minilm_url}/debug#{address}", has_gradients=False)
+    until(lambda: len(page.find_elements(By.CSS_SELECTOR, ".row[data-by]")) == 2)
+    for index, is_reversed in ((0, True), (1, False)):
+        units = page.find_elements(By.CSS_SELECTOR, f".row[data-index='{index}'] .unit")
+        assert len(units) == 2
+        assert (units[0].rect["x"] > units[1].rect["x"]) is is_reversed
+
+
 def test_cut_line_is_where_the_tokenizer_truncates(
     browser: Browser, minilm_url: str, artifact: Artifact
 ) -> None:

@@ -1,6 +1,8 @@
 """Explanations of labels by deletion, against results of `classify` for the variants."""
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vitrine
-from models.artifact import Artifact
+from models.artifact import MANIFEST, Artifact
 from service.inference.results.loaded_model import LoadedModel
+from tests.models.checkpoints import edit_json
 from tests.service.api.conftest import classifier  # noqa: F401 - a fixture
 from tests.service.inference.model.test_deletions import TEXT, left
 
@@ -85,6 +88,21 @@ def test_the_best_label_of_each_input_is_explained(model: vitrine.SyncModel) -> 
     assert [explanation.label for explanation in result.deletions.values()] == best
     assert [len(explanation.texts) for explanation in result.deletions.values()] == [1, 2, 1, 1]
     assert result.explanation_tokens > sum(len(row.ids) for row in result.rows)
+
+
+def test_the_best_of_labels_with_the_same_name_is_explained(
+    classifier: Artifact,  # noqa: F811 - the fixture
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "same-names"
+    shutil.copytree(classifier.path, folder)
+    edit_json(folder / MANIFEST, labels=["same"] * 3)
+    inputs = ["w5 w9", "w40 cat", "not w6", "w21"]
+    with vitrine.SyncModel(folder, vitrine.ModelOptions(threads=1)) as model:
+        result = model.classify(inputs, explain=vitrine.Deletion())
+    wholes = [result.deletions[index].texts[0].whole for index in range(len(inputs))]
+    assert wholes == result.scores.max(axis=1).tolist()
+    assert {*result.scores.argmax(axis=1)} - {0}
 
 
 @pytest.mark.parametrize(

@@ -138,11 +138,21 @@ def test_texts_are_text_and_never_markup(model: vitrine.SyncModel) -> None:
     for explain in (True, vitrine.Highlights(1), vitrine.Deletion(method="shapley")):
         picture = Picture(model.rerank("w5 <i>", DOCUMENTS, explain=explain)._repr_html_() or "")
         assert picture.tags <= {"div", "span", "b", "br"}
-        assert picture.attributes <= {"style", "title"}
+        assert picture.attributes <= {"style", "title", "dir"}
         shown = "".join(
             text for text in picture.texts if text not in {u.number for u in picture.units}
         )
         assert "".join(MARKUP.split()) in "".join(shown.split())
+
+
+def test_words_run_in_the_direction_of_their_text_and_numbers_from_left_to_right() -> None:
+    chips = [Chip(0, 2, -1.0, ""), Chip(3, 5, 2.0, "")]
+    html = explanation_html("Score", [Passage("text", "קט cd", chips)], "effect")
+    assert re.findall(r'<(\w+) dir="(\w+)"', html) == [
+        ("div", "auto"),
+        ("span", "ltr"),
+        ("span", "ltr"),
+    ]
 
 
 def test_html_loads_nothing(model: vitrine.SyncModel) -> None:

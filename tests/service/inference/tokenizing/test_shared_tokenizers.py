@@ -1,6 +1,8 @@
 """Tests of tokenizers that models share."""
 
 import gc
+import json
+import random
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from models.artifact import TOKENIZER, Artifact
 from service.inference.tokenizing import plain_texts
@@ -87,6 +89,22 @@ def test_variants_truncate_as_the_library_does(content: bytes, first: int | None
             oracle.enable_truncation(limit, direction=side)
         variant = shared.variant(limit, is_left=side == "left")
         assert variant.encode(TEXT).ids == oracle.encode(TEXT).ids
+
+
+def test_divisions_of_equal_probability_are_those_of_the_scores_in_the_file() -> None:
+    # Runs of a sign have many divisions into the same pieces, whose sums differ by rounding alone.
+    pieces = [sign * length for sign in ("-", "ha") for length in range(1, 7)]
+    for seed in range(20):
+        rng = random.Random(seed)  # noqa: S311 - no cryptography
+        vocabulary = [("<unk>", 0.0), *((piece, -rng.uniform(3, 14)) for piece in pieces)]
+        oracle = Tokenizer(models.Unigram(vocabulary, 0, byte_fallback=False))
+        content = oracle.to_str()
+        assert json.loads(content)["model"]["vocab"] == [list(entry) for entry in vocabulary]
+        shared = SharedTokenizer(content.encode())
+        texts = [piece * count for piece in ("-", "ha") for count in range(7, 40)]
+        expected = [encoding.ids for encoding in oracle.encode_batch(texts)]
+        for variant in (shared.variant(40), shared.variant(None)):
+            assert [encoding.ids for encoding in variant.encode_batch(texts)] == expected
 
 
 def lowercasing(_: Tokenizer) -> None:
