@@ -112,7 +112,6 @@ def _build(
     if folder.has(join(transformer, lora.CONFIG)):
         _add_updates(tensors, _plain_names(family, lora.read_updates(folder, transformer)))
     reads_pairs = sentence_config.outputs == ("logits",)
-    has_types = sentence_config.token_types and config.type_vocab_size > 1
     sparse = spans = None
     try:
         encoder = Encoder(config)
@@ -133,7 +132,8 @@ def _build(
             spans=spans,
             pools_logits=sentence_config.pools_logits,
             skipped_id=sentence_config.skipped_id,
-            has_token_types=reads_pairs and has_types,  # the second text of a pair has type 1
+            has_token_types=reads_pairs
+            and sentence_config.token_types,  # the second text of a pair has type 1
         )
     except ValueError as error:
         raise CheckpointError(str(error)) from error

@@ -22,10 +22,12 @@ class SparseConfig:
     Attributes:
         pooling: "max" or "sum".
         double_log: Whether the logarithm is applied twice.
+        tied: Whether the word embeddings are the decoder's weight if the checkpoint has none.
     """
 
     pooling: str = "max"
     double_log: bool = False
+    tied: bool = True
 
 
 def masked_lm_class(config: Mapping[str, Any]) -> str | None:
@@ -58,7 +60,8 @@ def take_head(
 ) -> SparseHead:
     """Return the head that computes sparse vectors, and remove its tensors from `tensors`.
 
-    A checkpoint without the decoder's weight shares that of the word embeddings, which stays.
+    A checkpoint without the decoder's weight shares that of the word embeddings, which stays. The
+    decoder's bias can have two names. If both are present, transformers uses the decoder's own.
 
     Args:
         family: Family with a masked language model.
@@ -86,10 +89,9 @@ def take_head(
     names = {
         key: f"{getattr(own, key.split('.')[0])}.{key.split('.')[1]}" for key in head.state_dict()
     }
-    if names["decoder.weight"] not in tensors:
+    if names["decoder.weight"] not in tensors and sparse.tied:
         names["decoder.weight"] = str(embeddings)
-    if own.decoder_bias in tensors:
-        tensors.pop(names["decoder.bias"], None)  # transformers ties the two biases
+    if names["decoder.bias"] not in tensors and own.decoder_bias:
         names["decoder.bias"] = own.decoder_bias
     fill(
         head,

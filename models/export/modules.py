@@ -169,9 +169,14 @@ def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
 def _listed_modules(folder: ModelFolder) -> list[tuple[str, str]]:
     """Return type and path of each module in modules.json."""
     modules: list[tuple[str, str]] = []
-    for module in folder.json("modules.json", list, []):
+    names: set[object] = set()
+    for index, module in enumerate(folder.json("modules.json", list, [])):
         if not isinstance(module, dict) or not isinstance(module.get("path"), str):
             raise CheckpointError("modules.json: every module must have a type and a path")
+        # sentence-transformers keeps one module of each name.
+        if (name := str(module.get("name", index))) in names:
+            raise CheckpointError(f"modules.json: two modules have the name {name!r}")
+        names.add(name)
         modules.append((str(module.get("type")), module["path"]))
     return modules
 

@@ -4,7 +4,7 @@ Unsupported settings that would change the vectors raise an error with the name 
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -216,6 +216,7 @@ def read_sentence_config(
     spans = gliner.read_config(folder) if task is SPANS else None
     if sparse:
         masked_lm.check_supported(hyperparameters, known, network)
+        sparse = replace(sparse, tied=bool(hyperparameters.get("tie_word_embeddings", True)))
     elif task is MULTI_VECTOR:
         limit = overrides.max_tokens
         multi = multi_vector.read_config(folder, modules, settings, tokenizer, limit)
@@ -274,7 +275,7 @@ def read_sentence_config(
         similarity=read_similarity(folder, task.output),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
         truncation_side=tokenizer.truncation_side,
-        token_types=tokenizer.gives_token_types,
+        token_types=tokenizer.gives_token_types and config.type_vocab_size > 1,
         labels=labels,
         pools_logits=pools_logits,
         skipped_id=skipped_id,

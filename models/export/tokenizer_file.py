@@ -16,8 +16,13 @@ from models.export.gliner_rows import check_tokenizer
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
 from models.export.sentence_config import SentenceConfig, overrides_of
 from models.export.token_rules import add_markers
-from models.export.tokenizer_settings import CONFIG
-from models.export.transformers_tokenizer import TOKEN_FILES, load_tokenizer, no_file_error
+from models.export.tokenizer_settings import CONFIG, TOKENIZER
+from models.export.transformers_tokenizer import (
+    TOKEN_FILES,
+    check_dropout,
+    load_tokenizer,
+    no_file_error,
+)
 from models.panics import panics_as_errors
 
 # Texts that the file must tokenise as transformers does: white space, control characters, scripts,
@@ -62,9 +67,15 @@ def read_tokenizer(
             tokenizer = _read(reference.backend_tokenizer.to_str(), reference.backend_tokenizer)
     except Exception as error:  # the class has a step in Python, as that of RoFormer (jieba)
         raise no_file_error(folder, reference) from error
+    check_dropout(tokenizer, join(subfolder, TOKENIZER))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_tokens(tokenizer, reference, folder.name)
+    if sentence_config.token_types and any(tokenizer.encode("a").type_ids):
+        raise CheckpointError(
+            f"{join(subfolder, TOKENIZER)}: the post_processor gives tokens of a single text "
+            "another type than 0, which is not supported"
+        )
     tokenizer = _without_unused(tokenizer, folder, subfolder, vocab_size)
     _check_ids(tokenizer, vocab_size)
     if sentence_config.lowercase:

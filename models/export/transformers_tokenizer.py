@@ -135,6 +135,15 @@ def read_tokenizer_file(folder: ModelFolder, subfolder: str) -> Tokenizer:
     return tokenizer
 
 
+def check_dropout(tokenizer: Tokenizer, name: str) -> None:
+    """Raise CheckpointError if a tokenizer, from the file `name`, gives a text random tokens."""
+    if dropout := getattr(tokenizer.model, "dropout", None):
+        raise CheckpointError(
+            f"{name}: dropout is {dropout:g}, so that a text has other tokens each time; only null "
+            "is supported"
+        )
+
+
 def _read_config(folder: ModelFolder, subfolder: str) -> dict[str, object]:
     """Return tokenizer_config.json without paths; empty if it is missing."""
     config = folder.json(join(subfolder, CONFIG), dict, {})

@@ -42,8 +42,9 @@ _GATED: Modules = {
     "layers.{i}.gate": f"{_FEED_FORWARD}.wi_0",
     "layers.{i}.linear1": f"{_FEED_FORWARD}.wi_1",
 }
-# The encoder's embeddings are shared with the decoder, and stored under either name.
-_EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight")
+# The encoder's embeddings are shared with the decoder, and stored under either name. If both are
+# present, transformers' encoder has its own.
+_EMBEDDINGS = ("encoder.embed_tokens.weight", "shared.weight")
 
 
 def _derived(config: Settings) -> dict[str, Any]:
@@ -118,5 +119,5 @@ T5 = Family(
     token_classifier=Classifier(),
     prefixes=("transformer.",),
     # The decoder of the whole model.
-    ignored=(r"encoder\.embed_tokens\.weight", r"decoder\..*", r"lm_head\..*"),
+    ignored=(r"shared\.weight", r"decoder\..*", r"lm_head\..*"),
 )

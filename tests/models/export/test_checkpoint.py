@@ -387,6 +387,17 @@ def test_unsupported_module_list_raises_checkpoint_error(
         load(tmp_path)
 
 
+def test_modules_of_one_name_are_refused(tmp_path: Path) -> None:
+    """sentence-transformers has the last of them alone."""
+    save_dense(tmp_path)
+    modules = json.loads((tmp_path / "modules.json").read_text())
+    modules[2]["name"] = modules[3]["name"]
+    write_json(tmp_path / "modules.json", modules)
+    assert len(SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)) == 3
+    with pytest.raises(CheckpointError, match="two modules have the name '3'"):
+        load(tmp_path)
+
+
 def test_module_class_outside_sentence_transformers_is_rejected(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     write_json(tmp_path / "modules.json", [{"idx": 0, "path": "", "type": "custom_code.Thing"}])

@@ -16,7 +16,13 @@ from models.export.model_folder import CheckpointError
 from models.network.encoder import Encoder
 from models.network.positions import Rotary
 from models.packing import pack
-from tests.models.checkpoints import CONFIGS, VOCABULARY, edit_json, save_checkpoint
+from tests.models.checkpoints import (
+    CONFIGS,
+    VOCABULARY,
+    edit_json,
+    edit_tensors,
+    save_checkpoint,
+)
 
 # All families have 40 positions here; up to four of them are reserved in RoBERTa's numbering.
 LONGEST = 36
@@ -320,6 +326,13 @@ def test_t5_embeddings_have_either_name_beside_a_decoder(name: str, tmp_path: Pa
     tensors[name] = tensors.pop("shared.weight")
     tensors |= {"decoder.final_layer_norm.weight": torch.ones(32), "lm_head.weight": torch.ones(1)}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert_equals(load(tmp_path)[0].encoder, reference)
+
+
+def test_t5_encoder_with_embeddings_of_its_own_has_those(tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, "t5")
+    edit_tensors(tmp_path, **{"encoder.embed_tokens.weight": torch.randn(VOCABULARY, 32)})
+    reference = type(reference).from_pretrained(tmp_path).eval()
     assert_equals(load(tmp_path)[0].encoder, reference)
 
 

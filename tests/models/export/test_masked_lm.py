@@ -90,14 +90,29 @@ def test_graphs_equal_the_sparse_encoder_of_sentence_transformers(
         np.testing.assert_allclose(alone, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_untied_decoder_has_weights_of_its_own(tmp_path: Path) -> None:
-    oracle = save_masked_lm(tmp_path, "bert", tie_word_embeddings=False)
+@pytest.mark.parametrize("family", ["albert", "bert", "modernbert", "roberta"])
+def test_untied_decoder_has_weights_and_biases_of_its_own(tmp_path: Path, family: str) -> None:
+    oracle = save_masked_lm(tmp_path, family, tie_word_embeddings=False)
     save_tokenizer(tmp_path)
     model, _ = load(tmp_path, Overrides(sparse=True))
-    assert model.sparse is not None
-    decoder = oracle.cls.predictions.decoder.weight
-    torch.testing.assert_close(model.sparse.decoder.weight, decoder)
-    assert not torch.equal(decoder, oracle.bert.embeddings.word_embeddings.weight)
+    assert not torch.equal(
+        oracle.get_output_embeddings().weight, oracle.get_input_embeddings().weight
+    )
+    ids, ones = torch.tensor([ROWS[0]]), torch.ones(1, len(ROWS[0]))
+    with torch.no_grad():
+        expected = torch.log1p(torch.relu(oracle(ids).logits[0])).amax(0)
+        actual = model(ids, ones, ones)[0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_untied_decoder_without_a_weight_is_refused(tmp_path: Path) -> None:
+    """transformers gives it random weights, and tied ones are those of the embeddings."""
+    save_masked_lm(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    load(tmp_path, Overrides(sparse=True))
+    edit_json(tmp_path / "config.json", tie_word_embeddings=False)
+    with pytest.raises(CheckpointError, match=r"lacks the tensor cls.predictions.decoder.weight"):
+        load(tmp_path, Overrides(sparse=True))
 
 
 def test_older_modules_of_sentence_transformers_are_known(tmp_path: Path) -> None:

@@ -88,6 +88,13 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     ),
     "too few weights": (with_tensors(weights=torch.ones(3)), "weights has shape"),
     "zero vectors": (with_tensors(embeddings=torch.zeros(TOKENS, 4)), "no vector other than zero"),
+    "random tokens": (
+        lambda folder: edit_json(
+            folder / "tokenizer.json",
+            model={"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.1},
+        ),
+        "dropout is 0.1",
+    ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
 }
 

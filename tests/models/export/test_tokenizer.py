@@ -372,6 +372,34 @@ def test_file_that_is_no_tokenizer_is_refused(
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
 
 
+def test_tokenizer_with_random_tokens_is_refused(
+    tmp_path: Path, sentence_config: SentenceConfig
+) -> None:
+    save_byte_level(tmp_path, "RobertaTokenizer")
+    edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    read_tokenizer(ModelFolder(tmp_path), sentence_config, VOCABULARY)
+    edit_json(tmp_path / "tokenizer.json", model={**model, "dropout": 0.1})
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert len({tuple(reference("ca" * 50)["input_ids"]) for _ in range(50)}) > 1
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: dropout is 0.1"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, VOCABULARY)
+
+
+def test_single_text_with_another_token_type_is_refused(tmp_path: Path) -> None:
+    """sentence-transformers passes the type to the network, which computes another vector."""
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    template = json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"]
+    template["single"][1]["Sequence"]["type_id"] = 1
+    edit_json(tmp_path / "tokenizer.json", post_processor=template)
+    read_tokenizer(ModelFolder(tmp_path), load(tmp_path)[1], 60)  # types are not passed
+    names = ["input_ids", "token_type_ids", "attention_mask"]
+    edit_json(tmp_path / "tokenizer_config.json", model_input_names=names)
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: the post_processor gives tokens"):
+        read_tokenizer(ModelFolder(tmp_path), load(tmp_path)[1], 60)
+
+
 REPLACED = {"type": "Replace", "pattern": {"String": "W5"}, "content": "w7"}
 
 
