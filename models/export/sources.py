@@ -4,7 +4,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +57,7 @@ _PINNED = {
 
 # Files that an export reads. Pickles of heads are never loaded. They are here so that the export
 # can say that it omits them.
-_FILES = ["*.json", "*.jinja", "*.safetensors", "*_linear.pt", "README.md"]
+_FILES = ["*.json", "*.jinja", "*.safetensors", "artifact.metadata", "*_linear.pt", "README.md"]
 # Weights that an export does not read, and what to do instead.
 _ORIGINAL = "name the model that they were converted from: a folder or a hub id with safetensors"
 _OTHER_WEIGHTS = {
@@ -133,9 +133,22 @@ def content_sha256(folder: Path) -> str:
 
     The base model of an adapter is elsewhere, and not part of it.
     """
-    files = sorted({file for pattern in _FILES for file in folder.rglob(pattern)})
+    parents = _folders(folder)
+    files = sorted({file for each in parents for name in _FILES for file in each.glob(name)})
     digests = [f"{file.relative_to(folder)} {sha256(file)}" for file in files if file.is_file()]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _folders(folder: Path) -> Iterator[Path]:
+    """Yield a folder and those below it, links to folders included, each of them once."""
+    places: set[Path] = set()
+    for parent, children, _ in os.walk(folder, followlinks=True):
+        children.sort()
+        if (place := Path(parent).resolve()) in places:
+            children.clear()
+        else:
+            places.add(place)
+            yield Path(parent)
 
 
 def _check_files(folder: Path) -> None:

@@ -35,6 +35,8 @@ def _derived(config: Settings) -> dict[str, Any]:
     sliding = read_rotary(config, width, own, name="local_rope_theta", layer_type=SLIDING)
     # `local_attention` covers both sides of a token. Tokens at exactly half of it are included.
     window = read_count(config, "local_attention", 128) // 2
+    if config.get("sliding_window") is not None:  # one side; it has priority in transformers
+        window = read_count(config, "sliding_window", 1)
     kinds = {
         FULL: AttentionConfig(rotary=full),
         SLIDING: AttentionConfig(rotary=sliding, window=window),

@@ -203,6 +203,7 @@ def test_tensor_names_of_transformers_load_the_same_model(family: str, tmp_path:
     [
         {"global_rope_theta": 60.0, "local_rope_theta": 5.0, "global_attn_every_n_layers": 2},
         {"global_rope_theta": 60.0},
+        {"sliding_window": 2},
     ],
 )
 def test_modernbert_config_of_earlier_transformers_is_read_as_transformers_reads_it(

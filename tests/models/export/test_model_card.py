@@ -82,6 +82,17 @@ def test_changed_license_is_another_export(tmp_path: Path) -> None:
     assert content_sha256(tmp_path / "model") != before
 
 
+def test_changed_file_in_a_linked_folder_is_another_export(tmp_path: Path) -> None:
+    """The folder has a link to itself too, which is not followed for ever."""
+    write_json(tmp_path / "pooling" / "config.json", {"pooling_mode": "mean"})
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "1_Pooling").symlink_to(tmp_path / "pooling")
+    (tmp_path / "model" / "latest").symlink_to(tmp_path / "model")
+    before = content_sha256(tmp_path / "model")
+    write_json(tmp_path / "pooling" / "config.json", {"pooling_mode": "cls"})
+    assert content_sha256(tmp_path / "model") != before
+
+
 def test_static_model_is_exported_with_its_license_and_signed(tmp_path: Path) -> None:
     save_model2vec(tmp_path / "model", word_pieces())
     write_card(tmp_path / "model", license="mit")

@@ -1,6 +1,7 @@
 """Export of multi-vector models, against sentence-transformers' MultiVectorEncoder."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,27 @@ def save_pylate(folder: Path, **config: object) -> None:
     edit_json(saved / "tokenizer_config.json", mask_token="w9", unk_token="[UNK]")  # noqa: S106
     own = {"model_type": "ColBERT", "query_prefix": "w30 ", "document_prefix": "w31 "}
     write_json(saved / "config_sentence_transformers.json", {**own, **config})
+
+
+@pytest.mark.parametrize("save", [save_stanford, save_pylate])
+def test_hub_model_of_an_older_layout_has_all_its_settings(
+    tmp_path: Path, save: Callable[[Path], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    save(folder)
+    folder = folder / "saved" if save is save_pylate else folder
+    downloads = tmp_path / "downloads"
+
+    def download(*_: object, allow_patterns: list[str], **__: object) -> str:
+        for pattern in allow_patterns:
+            for file in folder.rglob(pattern):
+                target = downloads / file.relative_to(folder)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, target)
+        return str(downloads)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert load(resolve("someone/colbert").folder)[1].multi == load(folder)[1].multi
 
 
 @pytest.mark.parametrize("save", [save_stanford, save_pylate])
