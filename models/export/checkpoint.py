@@ -132,8 +132,7 @@ def _build(
             spans=spans,
             pools_logits=sentence_config.pools_logits,
             skipped_id=sentence_config.skipped_id,
-            has_token_types=reads_pairs
-            and sentence_config.token_types,  # the second text of a pair has type 1
+            has_token_types=reads_pairs and sentence_config.token_types > 1,
         )
     except ValueError as error:
         raise CheckpointError(str(error)) from error

@@ -77,7 +77,7 @@ class SentenceConfig:
         similarity: Similarity of two vectors or multi-vectors; None for models without vectors.
         matryoshka_dimensions: Widths of truncated row vectors that the model was trained for.
         truncation_side: Side on which inputs with too many tokens are truncated, "left" or "right".
-        token_types: Whether the tokens of a pair's second text have type 1.
+        token_types: Number of types of the tokens of a pair; 1: all tokens have type 0.
         labels: Label of each logit of a sequence or token classification model; empty for other
             models.
         pools_logits: Whether logits are computed for each token, and then pooled.
@@ -107,7 +107,7 @@ class SentenceConfig:
     similarity: SimilarityName | None
     matryoshka_dimensions: tuple[int, ...]
     truncation_side: str
-    token_types: bool
+    token_types: int
     labels: tuple[str, ...]
     pools_logits: bool
     skipped_id: int | None
@@ -275,7 +275,7 @@ def read_sentence_config(
         similarity=read_similarity(folder, task.output),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
         truncation_side=tokenizer.truncation_side,
-        token_types=tokenizer.gives_token_types and config.type_vocab_size > 1,
+        token_types=max(1, config.type_vocab_size) if tokenizer.gives_token_types else 1,
         labels=labels,
         pools_logits=pools_logits,
         skipped_id=skipped_id,

@@ -71,11 +71,7 @@ def read_tokenizer(
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_tokens(tokenizer, reference, folder.name)
-    if sentence_config.token_types and any(tokenizer.encode("a").type_ids):
-        raise CheckpointError(
-            f"{join(subfolder, TOKENIZER)}: the post_processor gives tokens of a single text "
-            "another type than 0, which is not supported"
-        )
+    _check_types(tokenizer, sentence_config, join(subfolder, TOKENIZER))
     tokenizer = _without_unused(tokenizer, folder, subfolder, vocab_size)
     _check_ids(tokenizer, vocab_size)
     if sentence_config.lowercase:
@@ -85,6 +81,21 @@ def read_tokenizer(
     if sentence_config.multi:
         add_markers(tokenizer, sentence_config.multi)
     return tokenizer
+
+
+def _check_types(tokenizer: Tokenizer, config: SentenceConfig, name: str) -> None:
+    """Raise CheckpointError if a text has tokens of another type than 0, or a pair of too many."""
+    if config.token_types > 1 and any(tokenizer.encode("a").type_ids):
+        raise CheckpointError(
+            f"{name}: the post_processor gives tokens of a single text another type than 0, which "
+            "is not supported"
+        )
+    largest = max(tokenizer.encode("a", "a").type_ids, default=0)
+    if config.labels and 1 < config.token_types <= largest:
+        raise CheckpointError(
+            f"{name}: the post_processor gives tokens of a pair the type {largest}; the model has "
+            f"{config.token_types} types"
+        )
 
 
 def _add_lowercase(tokenizer: Tokenizer) -> None:

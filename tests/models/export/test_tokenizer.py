@@ -24,6 +24,7 @@ from tests.models.checkpoints import (
     save_byte_fallback,
     save_byte_level,
     save_checkpoint,
+    save_classifier,
     save_sentencepiece,
     save_tokenizer,
     save_wordpiece,
@@ -386,17 +387,28 @@ def test_tokenizer_with_random_tokens_is_refused(
         read_tokenizer(ModelFolder(tmp_path), sentence_config, VOCABULARY)
 
 
-def test_single_text_with_another_token_type_is_refused(tmp_path: Path) -> None:
-    """sentence-transformers passes the type to the network, which computes another vector."""
-    save_checkpoint(tmp_path, "bert")
+@pytest.mark.parametrize(
+    ("kind", "part", "type_id", "message"),
+    [
+        ("single", 1, 1, "tokens of a single text another type than 0"),
+        ("pair", 3, 2, "tokens of a pair the type 2; the model has 2 types"),
+    ],
+)
+def test_texts_with_other_token_types_are_refused(
+    kind: str, part: int, type_id: int, message: str, tmp_path: Path
+) -> None:
+    """transformers passes the types to the network, whose results depend on them."""
+    save_classifier(tmp_path, "bert", 2)
     save_tokenizer(tmp_path)
     template = json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"]
-    template["single"][1]["Sequence"]["type_id"] = 1
+    template[kind][part]["Sequence"]["type_id"] = type_id
     edit_json(tmp_path / "tokenizer.json", post_processor=template)
     read_tokenizer(ModelFolder(tmp_path), load(tmp_path)[1], 60)  # types are not passed
     names = ["input_ids", "token_type_ids", "attention_mask"]
     edit_json(tmp_path / "tokenizer_config.json", model_input_names=names)
-    with pytest.raises(CheckpointError, match=r"tokenizer.json: the post_processor gives tokens"):
+    with pytest.raises(
+        CheckpointError, match=rf"tokenizer.json: the post_processor gives {message}"
+    ):
         read_tokenizer(ModelFolder(tmp_path), load(tmp_path)[1], 60)
 
 
