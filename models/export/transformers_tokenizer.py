@@ -24,6 +24,8 @@ from models.panics import panics_as_errors
 
 # Other files whose tokens transformers adds.
 TOKEN_FILES = ("special_tokens_map.json", "added_tokens.json")
+# Fields of config.json by which transformers selects the tokenizer, besides `model_type`.
+_OF_MODEL = ("tokenizer_class", "model_name", "transformers_version")
 # Settings in tokenizer_config.json that select other files, and are refused.
 _OTHER_FILES = ("fast_tokenizer_files", "gguf_file", "init_inputs", "tokenizer_object")
 
@@ -73,14 +75,14 @@ def load_tokenizer(folder: ModelFolder, subfolder: str, model_type: str) -> Any:
     content = folder.bytes(join(subfolder, TOKENIZER), MAX_TOKENIZER_BYTES)
     config = _read_config(folder, subfolder)
     of_model = folder.json(join(subfolder, "config.json"), dict, {})
-    selected = {"model_type": model_type, "tokenizer_class": of_model.get("tokenizer_class")}
+    selected = {name: of_model[name] for name in _OF_MODEL if name in of_model}
     kind = config.get("tokenizer_class") or f"that of model_type {model_type!r}"
     verbosity = logging.get_verbosity()
     with tempfile.TemporaryDirectory() as directory:
         copy = Path(directory)
         (copy / TOKENIZER).write_bytes(content)
         (copy / CONFIG).write_text(json.dumps(config))
-        (copy / "config.json").write_text(json.dumps(selected))
+        (copy / "config.json").write_text(json.dumps({**selected, "model_type": model_type}))
         for file in TOKEN_FILES:
             if folder.has(join(subfolder, file)):
                 tokens = folder.json(join(subfolder, file), dict)

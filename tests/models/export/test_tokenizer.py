@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import transformers
 from sentence_transformers import SentenceTransformer
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from models.export.checkpoint import load
 from models.export.exporter import export
@@ -18,7 +18,7 @@ from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.sentence_config import SentenceConfig
 from models.export.sources import resolve
 from models.export.tokenizer_file import read_tokenizer, tokenizer_of_source
-from models.export.transformers_tokenizer import read_settings
+from models.export.transformers_tokenizer import load_tokenizer, read_settings
 from tests.models.checkpoints import (
     edit_json,
     save_byte_fallback,
@@ -244,6 +244,24 @@ def test_setting_that_tokenizer_json_cannot_have_is_refused(
     edit_json(tmp_path / "tokenizer_config.json", **config)
     with pytest.raises(CheckpointError, match=message):
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+
+
+def test_fields_of_config_json_select_the_tokenizer_as_in_transformers(tmp_path: Path) -> None:
+    """`model_name` selects the class of the family, and the version says that a regex is right."""
+    named, mistral = tmp_path / "named", tmp_path / "mistral"
+    save_wordpiece(named, "BertTokenizer")
+    write_json(named / "config.json", {"model_type": "roberta", "model_name": "camembertv2-base"})
+    words = {"[UNK]": 0} | {f"w{i}": i for i in range(1, 100_002)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))  # noqa: S106
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    write_json(mistral / "tokenizer.json", json.loads(tokenizer.to_str()))
+    write_json(mistral / "config.json", {"model_type": "mistral", "transformers_version": "5.1.0"})
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "fix_mistral_regex": True}
+    write_json(mistral / "tokenizer_config.json", config)
+    for folder, family in ((named, "roberta"), (mistral, "mistral")):
+        expected = transformers.AutoTokenizer.from_pretrained(folder)("the cat w5")["input_ids"]
+        actual = load_tokenizer(ModelFolder(folder), "", family)("the cat w5")["input_ids"]
+        assert actual == expected, family
 
 
 def test_code_for_other_classes_than_the_tokenizer_is_ignored(
