@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -10,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
 from service.bulk.journal import FinishedPart, Journal, check_unlocked, open_journal
@@ -104,7 +104,7 @@ def writing(folder: Path) -> Iterator[None]:
     """Turn the errors of writing to the output folder into a `BulkError`."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeError, pa.ArrowException) as error:  # pyarrow takes names in UTF-8
         reason = getattr(error, "strerror", None) or error
         raise BulkError(
             f"{folder} cannot be written: {reason}; start again when the cause is gone"
@@ -218,7 +218,7 @@ class _JobRun:
                 self._compare(previous)
             digest = self._hashes.setdefault(number, hashlib.sha256())
             for values in block.columns.values():
-                digest.update(orjson.dumps(values))
+                digest.update(json.dumps(values).encode())  # orjson refuses long integers
             previous = number
             yield block if plan.is_encoded(number) else replace(block, columns={})
         for number in {previous, *plan.finished} - {-1}:

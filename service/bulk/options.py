@@ -115,13 +115,21 @@ class BulkOptions:
         for name in ("limit", "part_rows", "max_memory"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise OptionError(f"--{name.replace('_', '-')} must be at least 1")
-        for name in ("verify", "max_errors"):
+        for name in ("verify", "max_errors", "threads"):
             if (getattr(self, name) or 0) < 0:
                 raise OptionError(f"--{name.replace('_', '-')} must be at least 0")
         if self.verify and "-" in self.inputs:
             raise OptionError("--verify reads the input again, which standard input does not allow")
         if self.verify and (self.format != "parquet" or count > 1):
             raise OptionError("--verify needs Parquet, and all parts: run once without --shard")
+        self._check_columns()
+
+    def _check_columns(self) -> None:
+        names = (self.text_column, self.query_column, self.template or "", *self.copied_columns)
+        try:
+            "".join(names).encode()
+        except UnicodeEncodeError:
+            raise OptionError("--template and names of columns must be valid UTF-8") from None
         if self.template is not None and not self.template_columns:
             raise OptionError("--template has no column in braces, such as {title}")
 

@@ -176,7 +176,9 @@ def _find(options: BulkOptions) -> list[Path]:
             matches = [path]
         else:
             matches = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
-            matches = [match for match in matches if not match.is_dir()]
+            matches = [
+                match for match in matches if not (match.is_dir() or _is_output(match, options))
+            ]
         if not matches:
             raise OptionError(f"there is no input file at {name}")
         paths += matches
@@ -188,9 +190,12 @@ def _find(options: BulkOptions) -> list[Path]:
 
 def _is_input(file: Path, folder: Path, options: BulkOptions) -> bool:
     hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
-    is_output = file.resolve().is_relative_to(options.output.resolve())
     is_known = options.input_format is not None or _suffix_format(file) is not None
-    return file.is_file() and is_known and not hidden and not is_output
+    return file.is_file() and is_known and not hidden and not _is_output(file, options)
+
+
+def _is_output(file: Path, options: BulkOptions) -> bool:
+    return file.resolve().is_relative_to(options.output.resolve())
 
 
 def _suffix_format(path: Path) -> InputFormat | None:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.bulk.options import BulkError, BulkOptions, OptionError
-from service.bulk.readers import Block
+from service.bulk.readers import Block, json_objects
 from service.bulk.sources import Source, open_source, reading
 from service.bulk.texts import copied_array, items_of
 from service.inference.tokenizing.sentences import sentence_starts
@@ -217,7 +217,7 @@ class _TextFile:
     def __init__(self, path: Path, folder: Path) -> None:
         self._path = path
         self._options, self._source = _opened(path, folder)
-        self.sha256 = self._source.files[0].sha256
+        self.sha256 = "".join(file.sha256 for file in self._source.files)
 
     def write(self, target: Path, wanted: Collection[str] | None) -> list[str]:
         """Write the ids and texts to a Parquet file, unless it has them, and return the ids.
@@ -290,9 +290,13 @@ def _opened(path: Path, folder: Path) -> tuple[BulkOptions, Source]:
             inputs=(str(path),), output=folder, model=folder, template=template, id_column=id_column
         )
         try:
-            return options, open_source(options, "dense")
+            source = open_source(options, "dense")
         except OptionError as error:
             failure = error
+            continue
+        if source.format == "jsonl":  # titles may begin after the records whose columns are read
+            source = replace(source, text_columns=("title", "text"))
+        return options, source
     raise failure
 
 
@@ -306,14 +310,22 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
     with reading(str(path)):
         for number, fields in _judgement_fields(path):
             try:
-                query, document, relevance = fields
-                judgements.setdefault(str(query), {})[str(document)] = _relevance(relevance)
+                query, document, value = fields
+                if None in (query, document):
+                    raise ValueError
+                relevance = _relevance(value)
             except (TypeError, ValueError):
                 raise BulkError(
                     f"{path}, line {number}: a judgement has a query, a document and an integer up "
                     f"to {_MAX_RELEVANCE}, with TREC's ignored field or without; this one is "
                     f"{shorten(str(fields), 80)}"
                 ) from None
+            own = judgements.setdefault(str(query), {})
+            if own.setdefault(str(document), relevance) != relevance:
+                raise BulkError(
+                    f"{path}, line {number}: the document {document!r} was judged differently for "
+                    f"the query {query!r} in a line before"
+                )
     if not judgements:
         raise BulkError(f"{path} has no judgements")
     return judgements
@@ -322,9 +334,9 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
 def _json_fields(line: str) -> Sequence[object]:
     """Return the fields of a judgement in JSON; the line itself if it is none."""
     try:
-        record = orjson.loads(line)
+        (record,) = json_objects(line.encode())
         return [record[name] for name in _JUDGEMENT_COLUMNS]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError):
         return [line]
 
 
@@ -350,12 +362,14 @@ def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         rows = zip(*(table.column(name).to_pylist() for name in _JUDGEMENT_COLUMNS), strict=True)
         yield from enumerate(rows, 1)
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
+            if line.isspace():
+                continue
             if path.suffix == ".jsonl":
                 yield number, _json_fields(line)
                 continue
             tabs = line.rstrip("\r\n").split("\t")
             fields = tabs if len(tabs) == len(_JUDGEMENT_COLUMNS) else line.split()
-            if fields and tuple(fields) != _JUDGEMENT_COLUMNS:
+            if tuple(fields) != _JUDGEMENT_COLUMNS:
                 yield number, [fields[0], *fields[2:]] if len(fields) == _TREC_FIELDS else fields

@@ -65,6 +65,11 @@ _CANCELLATIONS = 20
 _CANCELLATION_S = 0.1
 
 
+# Minimum of the numbers of `ModelOptions`.
+_MINIMUM = {
+    **dict.fromkeys(("threads", "gpu", "max_cost", "cache_bytes"), 0),
+    **dict.fromkeys(("max_queue_tokens", "max_chars", "max_token_vectors", "max_chunks"), 1),
+}
 # Number of row lengths whose cost of attention is kept.
 _LENGTHS = 4096
 
@@ -111,6 +116,19 @@ class ModelOptions:
     cache_bytes: int = 0
     share: float = 1.0
     verify: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers: an engine with less than no thread would never run a batch.
+
+        Raises:
+            ValueError: A number is too small.
+        """
+        for name, minimum in _MINIMUM.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} must be at least {minimum}")
+        for name in ("run_timeout_s", "share"):
+            if not getattr(self, name) > 0:  # NaN is not
+                raise ValueError(f"{name} must be above 0")
 
 
 DEFAULT_OPTIONS = ModelOptions()

@@ -702,6 +702,8 @@ def test_stop_in_the_last_part_completes_the_job(
         ({"template": "{a.b}"}, "--template takes names of columns in braces alone"),
         ({"template": "{"}, "--template is invalid"),
         ({"part_rows": 0}, "--part-rows must be at least 1"),
+        ({"threads": -1}, "--threads must be at least 0"),
+        ({"template": "\udcff {text}"}, "--template and names of columns must be valid UTF-8"),
     ],
 )
 def test_invalid_options_are_refused_before_the_output_folder_is_made(
@@ -711,6 +713,14 @@ def test_invalid_options_are_refused_before_the_output_folder_is_made(
     with pytest.raises(OptionError, match=message):
         encode(path, **settings)
     assert not output.exists()
+
+
+def test_output_whose_name_pyarrow_does_not_take_is_an_error_with_the_name(
+    encode: Encode, tmp_path: Path
+) -> None:
+    path = write_lines(tmp_path, [{"text": "x"}])
+    with pytest.raises(BulkError, match="output\udcff cannot be written"):
+        encode(path, output=tmp_path / "output\udcff")
 
 
 def test_input_without_records_is_an_error(encode: Encode, tmp_path: Path) -> None:

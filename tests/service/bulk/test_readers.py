@@ -235,11 +235,15 @@ def test_first_record_of_standard_input_may_exceed_the_sample(
     assert texts(source) == {0: long, 1: "end"}
 
 
-def test_output_folder_in_the_input_folder_is_no_input(tmp_path: Path) -> None:
+def test_output_folder_in_an_input_folder_or_pattern_is_no_input(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     for name in ("a.txt", "out/part-00000.jsonl"):
         (tmp_path / name).write_text("x\n")
-    assert texts(open_source(options(tmp_path, output=tmp_path / "out"), "dense")) == {0: "x"}
+    for pattern in (tmp_path, tmp_path / "**/*"):
+        source = open_source(
+            options(pattern, output=tmp_path / "out", input_format="text"), "dense"
+        )
+        assert texts(source) == {0: "x"}
 
 
 def test_folders_and_patterns_are_read_in_the_order_of_their_names(tmp_path: Path) -> None:

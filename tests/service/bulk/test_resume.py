@@ -539,6 +539,19 @@ def test_standard_input_is_resumed_when_it_is_sent_again(
     assert_equal(rows_of(output), expected)
 
 
+def test_standard_input_with_integers_of_any_length_is_encoded_and_compared(
+    encode: Encode, output: Path, stdin: list[bytes]
+) -> None:
+    stdin[0] = b'{"text": "a", "id": %d}\n{"text": "b", "id": {"x": %d}}\n' % (2**70, 2**80)
+    settings = {"input_format": "jsonl", "id_column": "id"}
+    encode("-", **settings)
+    assert rows_of(output)["id"].to_pylist() == [f"{2**70}", f'{{"x": {2**80}}}']
+    assert encode("-", **settings).kept == 2
+    stdin[0] = stdin[0].replace(b"%d" % 2**70, b"%d" % (2**70 + 1))
+    with pytest.raises(BulkError, match="the input differs from the one that"):
+        encode("-", **settings)
+
+
 def test_complete_output_refuses_other_or_shorter_standard_input(
     encode: Encode, texts: Path, stdin: list[bytes]
 ) -> None:

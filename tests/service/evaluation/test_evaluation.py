@@ -257,9 +257,10 @@ def test_formats_of_files_give_the_same_results(
     judgements = judgements_of(collection)
     rows = [(query, own, grade) for query, of in judgements.items() for own, grade in of.items()]
     columns = ("query-id", "corpus-id", "score")
-    (tmp_path / "trec.txt").write_text("".join(f"{q} 0  {d}\t{g}\n" for q, d, g in rows))
-    lines = (json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows)
-    (tmp_path / "qrels.jsonl").write_text("".join(lines))
+    lines = [f"{q} 0  {d}\t{g}\n" for q, d, g in rows]
+    (tmp_path / "trec.txt").write_text("\ufeff" + "".join(lines) + lines[0])
+    lines = [json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows]
+    (tmp_path / "qrels.jsonl").write_text("\ufeff" + "\n".join(lines))  # and blank lines
     table = pa.table(dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)))
     pq.write_table(table, tmp_path / "qrels.parquet")
     documents = texts_of(collection, "corpus")
@@ -271,6 +272,47 @@ def test_formats_of_files_give_the_same_results(
             tmp_path / "corpus.parquet", collection / "queries.jsonl", tmp_path / name
         )
         assert run(files=files, output=tmp_path / f"output {name}")["queries"] == expected
+
+
+def test_ids_are_integers_of_any_length(run: Evaluate, tmp_path: Path) -> None:
+    ids = [2**80 + number for number in range(3)]
+    texts = "".join(json.dumps({"_id": own, "text": f"text {own}"}) + "\n" for own in ids)
+    for name in ("corpus.jsonl", "queries.jsonl"):
+        (tmp_path / name).write_text(texts)
+    judgements = ({"query-id": own, "corpus-id": own, "score": 1} for own in ids)
+    (tmp_path / "qrels.jsonl").write_text("\n".join(map(json.dumps, judgements)))
+    corpus, queries, qrels = (tmp_path / f"{name}.jsonl" for name in ("corpus", "queries", "qrels"))
+    results = run(files=CollectionFiles(corpus, queries, qrels))
+    assert results["collection"]["judgements_of_unknown_documents"] == 0
+    assert results["measures"]["hits@3"] == 1
+
+
+def test_title_that_only_late_documents_have_is_put_before_their_text(
+    run: Evaluate, collection: Path, tmp_path: Path
+) -> None:
+    first = [{"_id": f"x{number}", "text": "y", "url": "z" * 2**18} for number in range(5)]
+    documents = (collection / "corpus.jsonl").read_text()
+    path = tmp_path / "corpus.jsonl"
+    path.write_text("".join(json.dumps(own) + "\n" for own in first) + documents)
+    qrels = collection / "qrels" / "test.tsv"
+    run(files=CollectionFiles(path, collection / "queries.jsonl", qrels))
+    table = pq.read_table(tmp_path / "output" / "documents.parquet")[len(first) :]
+    assert dict(zip(*table.to_pydict().values(), strict=True)) == texts_of(collection, "corpus")
+
+
+def test_documents_are_those_of_all_files_of_a_folder(
+    run: Evaluate, collection: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    lines = (collection / "corpus.jsonl").read_text().splitlines(keepends=True)
+    for name, some in (("a", lines[:70]), ("b", lines[70:])):
+        (folder / f"{name}.jsonl").write_text("".join(some))
+    files = CollectionFiles(folder, collection / "queries.jsonl", collection / "qrels" / "test.tsv")
+    assert run(files=files)["queries"] == run(output=tmp_path / "one file")["queries"]
+    (folder / "b.jsonl").write_text("".join(lines[71:]))
+    with pytest.raises(OptionError, match="has other texts than those given"):
+        run(files=files)
 
 
 def test_second_run_keeps_what_the_first_has_written(run: Evaluate, tmp_path: Path) -> None:
@@ -362,6 +404,7 @@ def test_folder_of_other_settings_or_texts_is_refused(
         ("qrels/test.tsv", "q0\td1\t1\nq0 d1 1 2 3\n", "line 2: a judgement has"),
         ("qrels/test.tsv", "q0\td1\t0.5\n", "line 1: a judgement has"),
         ("qrels/test.tsv", "q0\td1\t1001\n", "line 1: a judgement has .* up to 1000"),
+        ("qrels/test.tsv", "q0\td1\t1\nq0 0 d1 0\n", "line 2: the document 'd1' was judged differ"),
         ("corpus.jsonl", '{"_id": "a", "title": "t", "text": null}', "record 0: the column 'text'"),
         ("corpus.jsonl", '{"_id": "a", "title": 5, "text": "x"}', "record 0: the column 'title'"),
         ("corpus.jsonl", '{"_id": "a", "text": "x"}\n[1]', "record 1: "),

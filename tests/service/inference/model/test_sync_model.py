@@ -153,6 +153,14 @@ def test_model_that_nobody_refers_to_ends_its_thread_and_frees_its_memory(
     model.close()
 
 
+@pytest.mark.parametrize(
+    "options", [{"threads": -1}, {"max_chars": 0}, {"share": 0}, {"run_timeout_s": float("nan")}]
+)
+def test_options_with_which_no_call_would_end_are_refused_by_name(options: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=f"^{next(iter(options))} must be "):
+        vitrine.ModelOptions(**options)
+
+
 def test_failed_open_raises_and_leaves_no_thread(tmp_path: Path) -> None:
     threads = threading.active_count()
     with pytest.raises(vitrine.ArtifactError):
