@@ -25,7 +25,13 @@ from service.debug.pipeline.model_kinds import kind_of
 from service.debug.pipeline.state import DebugState
 from service.debug.process_state import report
 from service.logs import configure
-from service.settings import ModelSettings, Settings, from_command_line, ignored_variables
+from service.settings import (
+    ModelSettings,
+    Settings,
+    from_command_line,
+    ignored_variables,
+    problems,
+)
 
 log = logging.getLogger("vitrine")
 
@@ -98,10 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         state: DebugState = app.state.vitrine
         warning = access_warning(settings) if state.keys.is_open else ""
     except ValidationError as error:
-        for problem in error.errors(include_url=False, include_input=False):
-            where = ".".join(map(str, problem["loc"])) or "settings"
-            message = problem["msg"].removeprefix("Value error, ")
-            print(printable(f"vitrine-serve: {where}: {message}"), file=sys.stderr)
+        for problem in problems(error):
+            print(printable(f"vitrine-serve: {problem}"), file=sys.stderr)
         return 2
     except (ArtifactError, EngineError, ValueError, OSError, SettingsError) as error:
         print(printable(f"vitrine-serve: {error}"), file=sys.stderr)

@@ -17,7 +17,7 @@ from service.inference.explain.deletion import TextEffects, UnitEffect
 from service.inference.explain.options import By, Deletion
 from service.inference.model.sync_model import SyncModel
 from service.logs import configure
-from service.settings import ModelSettings, ModelsSettings, Settings
+from service.settings import ModelSettings, ModelsSettings, Settings, problems
 
 # Backgrounds of xterm's palette for effects that lower and that raise a score, weak ones first.
 _LOWERS, _RAISES = (195, 153, 117, 75, 39), (230, 223, 216, 215, 208)
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with SyncModel(settings.model.path, settings.model_options()) as model:
             result, effects = _explained(model, options.texts, options.by)
     except ValidationError as error:
-        print(printable(f"vitrine explain: {error.errors()[0]['msg']}"), file=sys.stderr)
+        print(printable(f"vitrine explain: {next(problems(error))}"), file=sys.stderr)
         return 2
     except (ArtifactError, EngineError, VitrineError, ValueError, OSError) as error:
         print(printable(f"vitrine explain: {error}"), file=sys.stderr)

@@ -80,8 +80,10 @@ def absolute_if_local(name: object) -> object:
     """Return the path of a folder as absolute, so that none is mistaken for a hub id.
 
     Raises:
-        ValueError: The home directory in it is unknown.
+        ValueError: It is empty, or the home directory in it is unknown.
     """
+    if name == "":  # as a path, it would be the working directory
+        raise ValueError("the name of the model is empty")
     if isinstance(name, str) and name.startswith((".", "~")):
         try:
             return Path(name).expanduser().absolute()
@@ -106,9 +108,14 @@ def required_signer() -> Path | None:
     """Return the setting `models.verify` of the environment, for commands without settings.
 
     Raises:
-        ValueError: The variable is invalid.
+        ArtifactError: The variable is invalid.
     """
-    file = _SignerSettings().models.verify
+    try:
+        file = _SignerSettings().models.verify
+    except ValueError as error:
+        raise ArtifactError("VITRINE_MODELS__VERIFY, or VITRINE_MODELS, is invalid") from error
+    if file == Path():  # of an empty variable
+        raise ArtifactError("VITRINE_MODELS__VERIFY is empty; it must be a file, or not be set")
     return None if file is None else file.absolute()  # Ray's workers run in other folders
 
 

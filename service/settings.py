@@ -11,7 +11,7 @@ import argparse
 import os
 import re
 import stat
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -26,6 +26,8 @@ from pydantic import (
     SecretStr,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
+    field_validator,
 )
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
 
@@ -49,6 +51,14 @@ HostName = Annotated[str, AfterValidator(str.lower)]
 
 class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _check_not_empty(cls, value: object, info: ValidationInfo) -> object:
+        has_default = not cls.model_fields[str(info.field_name)].is_required()
+        if value == "" and has_default:  # a path would be the working directory, a host all of them
+            raise ValueError("must not be empty; to have the default, do not set it")
+        return value
 
 
 class ServerSettings(_Group):
@@ -436,6 +446,13 @@ def traces_endpoint() -> str | None:
     if not re.match(r"https?://[^/]", endpoint):
         raise ValueError("OTEL_EXPORTER_OTLP_ENDPOINT must be a URL, such as http://localhost:4318")
     return endpoint
+
+
+def problems(error: ValidationError) -> Iterator[str]:
+    """Yield a sentence about each invalid setting, which begins with its name."""
+    for problem in error.errors(include_url=False, include_input=False):
+        where = ".".join(map(str, problem["loc"])) or "settings"
+        yield f"{where}: {problem['msg'].removeprefix('Value error, ')}"
 
 
 def table() -> list[tuple[str, str, str]]:

@@ -61,8 +61,15 @@ def _bytes(text: str) -> int:
 
 
 def model_path(text: str) -> Path:
-    """Return the path or name of a model, see `absolute_if_local`."""
-    return Path(str(absolute_if_local(text)))
+    """Return the path or name of a model, see `absolute_if_local`.
+
+    Raises:
+        ArgumentTypeError: It is empty, or the home directory in it is unknown.
+    """
+    try:
+        return Path(str(absolute_if_local(text)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _names(text: str) -> tuple[str, ...]:

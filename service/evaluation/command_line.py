@@ -219,7 +219,11 @@ def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
         raise OptionError("--query-prefix and --document-prefix are for --server; see the prompts")
     if values["model"] is None:
         raise OptionError("give --model, or --server")
-    model = exported(model_path(values["model"]), values["engine"], values["precision"])
+    try:
+        path = model_path(values["model"])
+    except argparse.ArgumentTypeError as error:
+        raise OptionError(f"--model: {error}") from None
+    model = exported(path, values["engine"], values["precision"])
     vectors = {**own, "model": model, "id_column": "id", "dimensions": values["dimensions"]}
     chunking = chunking_of(values)
     return BulkOptions(

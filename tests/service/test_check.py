@@ -11,9 +11,18 @@ from pathlib import Path
 import pytest
 
 from models.artifact import Artifact, ArtifactError, sha256
+from service.__main__ import main
 from service.check import check
 from service.inference.model.opening import ModelOptions, open_model
-from service.settings import DebugSettings, EngineSettings, ModelSettings, ServerSettings, Settings
+from service.settings import (
+    DebugSettings,
+    EngineSettings,
+    ModelSettings,
+    ServerSettings,
+    Settings,
+    table,
+    variable,
+)
 
 KEY = "a-key-of-some-length"
 
@@ -77,6 +86,17 @@ def test_check_names_every_problem_and_exits_with_status_2(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
+def test_empty_value_of_any_setting_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for group, name, _ in table():
+        with monkeypatch.context() as patch:
+            patch.setenv(variable(group, name), "")
+            assert main(["--check"]) == 2
+        expected = f"vitrine-serve: {group}.{name}: must not be empty; to have the default, do not "
+        assert capsys.readouterr().err.startswith(expected)
+
+
 def test_check_names_an_invalid_setting(small_artifact: Artifact) -> None:
     path = str(small_artifact.path)
     status, out, errors = run("--model.path", path, VITRINE_SERVER__PORT="http")

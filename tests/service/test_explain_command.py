@@ -129,11 +129,18 @@ def test_escape_sequences_of_a_label_are_not_printed(
         (["a", "b", "c"], "3 texts; give two, or one to label"),
         (["a", "b", "--model", "./no-such-folder"], "no-such-folder does not exist"),
         (["a", "b", "--by", "letters"], "invalid choice: 'letters'"),
+        (["a", "b", "--model", ""], "vitrine explain: path: must not be empty"),
+        (["a", "b"], "vitrine explain: engine.threads: Input should be a valid integer"),
     ],
 )
-def test_wrong_arguments_are_named(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], problem: str
+def test_wrong_arguments_and_settings_are_named(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    problem: str,
 ) -> None:
+    if arguments == ["a", "b"]:
+        monkeypatch.setenv("VITRINE_ENGINE__THREADS", "many")
     try:
         status = commands.main(["explain", *arguments])
     except SystemExit as error:

@@ -367,6 +367,21 @@ def test_commands_require_the_signer_that_the_service_requires(
     assert required_signer() == Path("signer.pem").absolute()
 
 
+@pytest.mark.parametrize(
+    ("variable", "value", "problem"),
+    [
+        ("VITRINE_MODELS__VERIFY", "", "VITRINE_MODELS__VERIFY is empty"),
+        ("VITRINE_MODELS", "signer.pem", "VITRINE_MODELS__VERIFY, or VITRINE_MODELS, is invalid"),
+    ],
+)
+def test_commands_refuse_a_variable_of_the_signer_that_names_no_file(
+    variable: str, value: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ArtifactError, match=problem):
+        required_signer()
+
+
 def test_encode_exports_no_model_if_signatures_are_required(
     key: tuple[Path, Path],
     small_folder: Path,
