@@ -160,8 +160,8 @@ def _open(opened: ExitStack, old: Evaluated, new: Evaluated) -> dict[str, SyncMo
         if "artifact" not in job:
             models[name] = f"its vectors are those of the server {job['url']}"
             continue
-        if job["--prompt-name"] not in (None, "query", "document"):
-            models[name] = f"they are of the prompt {job['--prompt-name']}"
+        if "pairs" not in jobs and (others := _other_prompts(jobs)):
+            models[name] = f"they are of the prompt {' and '.join(others)}"
             continue
         options = ModelOptions(
             engine=job["--engine"], precision=job["--precision"], verify=required_signer()
@@ -174,6 +174,13 @@ def _open(opened: ExitStack, old: Evaluated, new: Evaluated) -> dict[str, SyncMo
             is_same = model.model.identity == job["model version"]
             models[name] = model if is_same else f"{job['artifact']} has another version by now"
     return models
+
+
+def _other_prompts(jobs: Mapping[str, Any]) -> list[str]:
+    """Return the prompts of documents and queries that scores do not have by default."""
+    defaults = (("documents", "document"), ("queries", "query"))
+    prompts = ((jobs[name]["--prompt-name"], default) for name, default in defaults)
+    return [prompt for prompt, default in prompts if prompt not in (None, default)]
 
 
 def _explanation(

@@ -111,6 +111,21 @@ def test_command_compares_and_explains_the_documents_that_moved(
     assert report.count("The new model, by its scores") == 5
 
 
+@pytest.mark.parametrize("option", ["--query-prompt", "--document-prompt"])
+def test_scores_of_other_prompts_than_those_of_scores_are_not_explained(
+    run: Evaluate, collection: Path, calibrated_artifact: Artifact, tmp_path: Path, option: str
+) -> None:
+    model = calibrated_artifact.path
+    run(output=tmp_path / "old", model=model)
+    other = {"--query-prompt": "document", "--document-prompt": "query"}[option]
+    arguments = ["--beir", str(collection), "--model", str(model), "--threads", "2"]
+    against = ["--against", str(tmp_path / "old"), option, other]
+    assert main([str(tmp_path / "new"), *arguments, *against]) == 0
+    report = (tmp_path / "new" / "comparison.html").read_text()
+    assert f"new model are not explained: they are of the prompt {other}" in report
+    assert "The new model, by its scores" not in report
+
+
 def known_items(folder: Path) -> Path:
     lines = [
         json.dumps(
