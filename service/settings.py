@@ -46,7 +46,7 @@ _SERVICE_LINK = re.compile(r"VITRINE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT\w*)|PORT_\
 
 
 # Stored in lower case: host names are case-insensitive.
-HostName = Annotated[str, AfterValidator(str.lower)]
+HostName = Annotated[str, Field(min_length=1), AfterValidator(str.lower)]
 
 
 class _Group(BaseModel):

@@ -167,9 +167,11 @@ def _written(target: Path, content: str, columns: Iterable[list[list[str]]]) -> 
             for block in columns:
                 writer.write_batch(pa.record_batch(block, schema))
         partial.rename(target)
-    if (pq.read_schema(target).metadata or {}).get(CONTENT) != content.encode():
+    with reading(str(target)):  # a file of an earlier run
+        table = pq.ParquetFile(target).read(["id"])
+    if (table.schema.metadata or {}).get(CONTENT) != content.encode():
         raise OptionError(f"{target} has other texts than those given; choose another folder")
-    ids: list[str] = pq.ParquetFile(target).read(["id"]).column(0).to_pylist()
+    ids: list[str] = table.column(0).to_pylist()
     if not ids:
         raise BulkError(f"{target} has no texts; remove it, and give a file that has some")
     return ids

@@ -31,6 +31,7 @@ from service.bulk.opening import checked_kind
 from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import METADATA
 from service.bulk.progress import Progress
+from service.bulk.sources import reading
 from service.evaluation.collection import CollectionFiles, JudgedTexts, read_collection
 from service.evaluation.comparison import TOP
 from service.evaluation.measures import Measure, means, measure
@@ -257,7 +258,9 @@ def _write_pairs(options: EvaluationOptions, texts: JudgedTexts, rankings: Ranki
             for columns in _pairs(texts, best):
                 writer.write_batch(pa.record_batch(columns, schema))
         partial.rename(target)
-    if (pq.read_schema(target).metadata or {}).get(_RANKINGS) != own.encode():
+    with reading(str(target)):  # a file of an earlier run
+        written = pq.read_schema(target)
+    if (written.metadata or {}).get(_RANKINGS) != own.encode():
         raise OptionError(f"{target} is of other rankings; choose another folder")
 
 

@@ -97,6 +97,11 @@ def test_empty_value_of_any_setting_is_refused_by_name(
         assert capsys.readouterr().err.startswith(expected)
 
 
+def test_empty_name_of_a_host_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--check", "--server.hosts", "a,,b"]) == 2
+    assert capsys.readouterr().err.startswith("vitrine-serve: server.hosts.1: String should have")
+
+
 def test_check_names_an_invalid_setting(small_artifact: Artifact) -> None:
     path = str(small_artifact.path)
     status, out, errors = run("--model.path", path, VITRINE_SERVER__PORT="http")

@@ -195,6 +195,7 @@ class Batcher(Generic[Item, Result]):
 
         Raises:
             ValueError: There are no items.
+            RuntimeError: The running event loop is not that of `start`.
             QueueFull: The items do not fit into the queue; none was queued.
             TooLate: The items are estimated to take longer than `timeout_s`; none was queued.
             ItemFailed: The batch function fails on one of the items; the other items of the
@@ -206,6 +207,11 @@ class Batcher(Generic[Item, Result]):
             raise ValueError("there are no items")
         if not self.is_alive:
             raise Stopped
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(
+                "a model is called in the event loop in which it was opened, and this is another "
+                "one; SyncModel is called in any"
+            )
         lengths = [self._length(item) for item in items]
         # An empty queue accepts a request of any size, which is split into batches.
         queued_tokens = self._former.tokens_of(priority)

@@ -358,6 +358,17 @@ def test_evaluation_that_is_stopped_goes_on_where_it_was(
     assert (reports[-1].share, reports[-1].is_complete) == (1.0, True)
 
 
+def test_damaged_file_of_an_earlier_run_is_named(
+    run: Evaluate, tmp_path: Path, reranker: Artifact
+) -> None:
+    run(rerank_with=reranker.path)
+    for name in ("pairs", "queries", "documents"):
+        path = tmp_path / "output" / f"{name}.parquet"
+        path.write_bytes(path.read_bytes()[:-1])
+        with pytest.raises(BulkError, match=rf"{name}.parquet cannot be read: Parquet magic"):
+            run(rerank_with=reranker.path)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

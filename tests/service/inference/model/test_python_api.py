@@ -222,6 +222,14 @@ async def test_models_of_a_process_share_its_devices(
             await second.encode(["a"])
 
 
+async def test_call_in_another_event_loop_says_so_and_leaves_the_model_usable(
+    model: vitrine.Model,
+) -> None:
+    with pytest.raises(RuntimeError, match="in the event loop in which it was opened"):
+        await asyncio.to_thread(lambda: asyncio.run(model.encode(TEXTS)))
+    assert len((await model.encode(TEXTS)).vectors) == len(TEXTS)
+
+
 async def test_closed_model_raises_not_ready(small_artifact: Artifact) -> None:
     async with await vitrine.open_model(small_artifact.path, TWO_THREADS) as model:
         pass
