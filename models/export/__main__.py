@@ -14,6 +14,7 @@ from models.artifact import ArtifactError, Quality
 from models.engines import EngineError
 
 if TYPE_CHECKING:
+    from models.export.int8.quality import QualityBounds
     from models.export.parity import Parity
     from models.quantization import Calibration
 
@@ -185,10 +186,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default_prompt=options.default_prompt,
         pair_template=options.pair_template,
     )
-    bounds = QualityBounds(**{name: getattr(options, name) for name in _BOUNDS})
     try:
         if options.out.exists():
             raise ArtifactError(f"{options.out} already exists; remove it or choose another --out")
+        int8 = _int8_bounds(options)
         key = None if options.sign is None else read_private_key(options.sign)
         texts = None if options.calibrate is None else _lines(options.calibrate)
         artifact, parity = export(
@@ -199,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             overrides=overrides,
             copy_source=options.source,
             calibration_texts=texts,
-            int8=bounds if options.precision == "int8" else None,
+            int8=int8,
             key=key,
             report=lambda line: print(_printable(line), flush=True),
         )
@@ -218,6 +219,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if (calibration := read_calibration(artifact)) is not None:
         print(_recall(calibration))
     return 0
+
+
+def _int8_bounds(options: argparse.Namespace) -> "QualityBounds | None":
+    """Return the bounds of the int8 graph; None: there is no such graph.
+
+    Raises:
+        ArtifactError: There is none, but a bound of it.
+    """
+    from models.export.int8.quality import QualityBounds
+
+    bounds = QualityBounds(**{name: getattr(options, name) for name in _BOUNDS})
+    if options.precision == "int8":
+        return bounds
+    if bounds != QualityBounds():
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in _BOUNDS)
+        raise ArtifactError(f"{names} are for --precision int8")
+    return None
 
 
 def _printable(text: str) -> str:

@@ -503,6 +503,16 @@ def arguments_of_int8(tmp_path: Path) -> list[str]:
     return [str(tmp_path / "model"), "--out", str(tmp_path / "out"), "--precision=int8"]
 
 
+def test_bounds_of_int8_are_refused_without_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["model", "--out", str(tmp_path / "out"), "--min-recall", "0.5"]) == 1
+    assert (
+        "--min-recall and --min-rank-correlation are for --precision int8"
+        in capsys.readouterr().err
+    )
+
+
 @needs_int8
 def test_quality_below_a_bound_fails_and_names_the_costliest_layers(
     arguments_of_int8: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
