@@ -137,21 +137,15 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "run.began + run.limit_s - self.clock.now()",
-        "0",
+        "if ended.done() or run is None or left_s > wait_s or stream.run is not run:",
+        "if ended.done() or run is None or left_s > wait_s:",
         f"{_I}batching/test_batcher_faults.py::test_timeout_applies_to_each_batch_separately",
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "if run is None or left_s > 0:",
-        "if run is None:",
+        "left_s > wait_s or ",
+        "",
         f"{_I}batching/test_streams.py::test_shorter_limit_of_another_batcher_cancels_no_run",
-    ),
-    Guard(
-        "service/inference/batching/streams.py",
-        "del run  # else",
-        "pass  # else",
-        f"{_I}batching/test_streams.py::test_closed_batcher_is_released_while_the_stream_is_busy",
     ),
     Guard(
         "service/inference/batching/streams.py",

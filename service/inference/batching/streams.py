@@ -449,9 +449,8 @@ class StreamPool:
             # A run that begins meanwhile has at least the shortest of these limits.
             wait_s = min((own.runner.timeout_s for own in self._members), default=_CANCEL_S)
             left_s = inf if run is None else run.began + run.limit_s - self.clock.now()
-            if run is None or left_s > 0:
-                del run  # else the batch and its model would stay in memory meanwhile
-                await self.clock.wait(ended, min(wait_s, left_s))
+            await self.clock.wait(ended, min(wait_s, left_s))
+            if ended.done() or run is None or left_s > wait_s or stream.run is not run:
                 continue
             run.member.runner.cancel()
             await self.clock.wait(ended, _CANCEL_S)
