@@ -351,8 +351,8 @@ def _results(
                 sizes = [len(a) * len(b) for a, b in zip(words, labels, strict=True)]
             parts = np.split(result, np.cumsum(sizes)[:-1])
             results[output].update(zip(indices, parts, strict=True))
-    count = range(len(check.rows))
-    return {output: np.concatenate([parts[i] for i in count]) for output, parts in results.items()}
+    rows = range(len(check.rows))
+    return {output: np.concatenate([parts[i] for i in rows]) for output, parts in results.items()}
 
 
 def _similar(lengths: Sequence[int]) -> Iterator[list[int]]:

@@ -149,7 +149,7 @@ _DEFAULTS = {field: EncodeRequest.model_fields[field].default for field in _USER
 
 def _check_fields(body: EncodeRequest, outputs: Sequence[OutputName]) -> None:
     """Raise `InvalidInput` if the request sets a field that applies to none of the outputs."""
-    for field, users in _USERS.items():  # in one order, which that of a set is not
+    for field, users in _USERS.items():  # a set has no fixed order
         if getattr(body, field) != _DEFAULTS[field] and users.isdisjoint(outputs):
             names = " or ".join(f'"{output}"' for output in outputs)
             raise InvalidInput(f"{field} does not apply to the output {names}", pointer=f"/{field}")

@@ -118,7 +118,7 @@ class ModelOptions:
     verify: Path | None = None
 
     def __post_init__(self) -> None:
-        """Check the numbers: an engine with less than no thread would never run a batch.
+        """Check the numbers: with a negative number of threads, no batch would ever run.
 
         Raises:
             ValueError: A number is too small.
