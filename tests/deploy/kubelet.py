@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -101,6 +102,7 @@ class Pod:
 
     Attributes:
         is_ready: Whether the readiness probe succeeds, and the pod is not deleted.
+        changed_at: Time at which `is_ready` last changed, in seconds of `time.monotonic`.
         restarts: Number of restarts of the container.
         failed_probes: Number of failed probes, of all kinds.
         statuses: Exit statuses of the containers that have ended.
@@ -117,7 +119,7 @@ class Pod:
         report: Callable[["Pod"], None],
     ) -> None:
         self.environment, self.address, self.node = environment, address, node
-        self.is_ready = False
+        self.is_ready, self.changed_at = False, time.monotonic()
         self.restarts = self.failed_probes = 0
         self.statuses: list[int] = []
         self.process: subprocess.Popen[bytes] | None = None
@@ -152,7 +154,7 @@ class Pod:
         with self._lock:  # a deletion can come between a probe and its result
             is_ready = is_ready and not self.is_deleted
             if is_ready != self.is_ready:
-                self.is_ready = is_ready
+                self.changed_at, self.is_ready = time.monotonic(), is_ready
                 self._report(self)
 
     def _run(self) -> None:

@@ -120,7 +120,8 @@ class Deployment:
         report: Callable[[Pod], None],
         nodes: Sequence[str],
     ) -> None:
-        spec = checked(manifests["Deployment"]["spec"], {"strategy", "selector", "template"})
+        known = {"minReadySeconds", "strategy", "selector", "template"}
+        spec = checked(manifests["Deployment"]["spec"], known)
         strategy = checked(spec["strategy"], {"rollingUpdate"})["rollingUpdate"]
         checked(strategy, {"maxSurge", "maxUnavailable"})
         budget = checked(manifests["PodDisruptionBudget"]["spec"], {"maxUnavailable", "selector"})
@@ -128,8 +129,9 @@ class Deployment:
         self.environment: Mapping[str, str] = {}
         self.pods: list[Pod] = []
         self.fewest_ready = self.refused = 0
+        self._min_ready_s: float = spec.get("minReadySeconds", 0)
         self._max_surge = number_of_pods(strategy, "maxSurge")
-        self._min_ready = self.replicas - number_of_pods(strategy, "maxUnavailable")
+        self._min_available = self.replicas - number_of_pods(strategy, "maxUnavailable")
         self._min_healthy = self.replicas - number_of_pods(budget, "maxUnavailable")
         self._spec = PodSpec(spec["template"])
         self._folder, self._report = folder, report
@@ -150,10 +152,13 @@ class Deployment:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all replicas are ready and of the newest version, and the others are deleted."""
+        """Whether all replicas are available and of the newest version, and the others deleted."""
         pods = [pod for pod in self.pods if not pod.is_deleted]
         is_new = all(pod.environment == self.environment for pod in pods)
-        return is_new and self.ready == len(pods) == self.replicas
+        return is_new and sum(map(self._is_available, pods)) == len(pods) == self.replicas
+
+    def _is_available(self, pod: Pod) -> bool:
+        return pod.is_ready and time.monotonic() - pod.changed_at >= self._min_ready_s
 
     def wait_until(self, condition: Callable[[], object]) -> None:
         """Reconcile until the condition is true; fail if it never is."""
@@ -175,13 +180,13 @@ class Deployment:
             self._create()
             return
         old = [pod for pod in pods if pod.environment != self.environment]
-        # Old pods that are not ready go first, and do not count as available.
-        unready = [pod for pod in old if not pod.is_ready]
-        spare = len(pods) - self._min_ready - sum(not pod.is_ready for pod in new)
-        for pod in unready[: max(0, spare)]:
+        available = {pod for pod in pods if self._is_available(pod)}
+        spare = len(pods) - self._min_available - sum(pod not in available for pod in new)
+        # Old pods that are not available go first.
+        for pod in [pod for pod in old if pod not in available][: max(0, spare)]:
             pod.delete()
-        ready = [pod for pod in old if pod.is_ready]
-        for pod in ready[: max(0, self.ready - self._min_ready)]:
+        spare = len(available) - self._min_available
+        for pod in [pod for pod in old if pod in available][: max(0, spare)]:
             pod.delete()
 
     def _create(self) -> None:

@@ -147,7 +147,7 @@ _CONTAINER = (*_POD, "containers", 0)
         ((*_CONTAINER, "lifecycle"), {"preStop": {"sleep": {"seconds": 5}}}, "not know lifecycle"),
         ((*_CONTAINER, "env"), [{"name": "A", "valueFrom": {"fieldRef": {}}}], "no value for A"),
         ((*_POD, "initContainers"), [], "not know initContainers"),
-        ((*_SPEC, "minReadySeconds"), 5, "not know minReadySeconds"),
+        ((*_SPEC, "paused"), True, "not know paused"),
         ((*_SPEC, "strategy", "type"), "Recreate", "not know type"),
         ((*_SPEC, "strategy", "rollingUpdate", "maxSurge"), "50%", "maxSurge is 50%"),
         ((*_SPEC, "strategy", "rollingUpdate"), {"maxSurge": 1}, "maxUnavailable is 25%"),
