@@ -1,8 +1,10 @@
 """`vitrine`: the commands of Vitrine as verbs of one."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 from pkgutil import resolve_name
 
 # Function that runs a verb.
@@ -35,7 +37,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, (_, summary) in COMMANDS.items():
         verbs.add_parser(name, help=summary, add_help=False)
     function, _ = COMMANDS[parser.parse_args(words[:1]).command]
-    status: int = resolve_name(function)(words[1:])
+    if isinstance(sys.stdout, TextIOWrapper):  # its encoding can lack characters of a text
+        sys.stdout.reconfigure(errors="backslashreplace")
+    try:
+        status: int = resolve_name(function)(words[1:])
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads on, as after `| head`; Python flushes again at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     return status
 
 

@@ -4,7 +4,6 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from io import TextIOWrapper
 
 from pydantic import ValidationError
 
@@ -49,8 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(options.texts) > 2:
         parser.error(f"{len(options.texts)} texts; give two, or one to label")
     configure("text")
-    if isinstance(sys.stdout, TextIOWrapper):  # its encoding can lack characters of a text
-        sys.stdout.reconfigure(errors="backslashreplace")
     # https://no-color.org
     has_colours = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     try:

@@ -4,6 +4,7 @@
 """
 
 import argparse
+import os
 import pkgutil
 import re
 import shlex
@@ -142,6 +143,21 @@ def test_verb_passes_its_arguments_on(verb: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(function.replace(":", "."), run)
     assert commands_of_vitrine.main([verb, "model", "--help"]) == 7
     assert passed == [["model", "--help"]]
+
+
+def test_command_ends_without_a_traceback_if_nobody_reads_its_output(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(_: Sequence[str]) -> int:
+        print("a text")
+        return 0
+
+    monkeypatch.setattr("service.provenance.bom", run)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert commands_of_vitrine.main(["bom", "model"]) == 1
 
 
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,15 @@ def _named_prompt(text: str) -> tuple[str, str]:
     return name, prompt
 
 
+def _by_name(prompts: Sequence[tuple[str, str]], parser: argparse.ArgumentParser) -> dict[str, str]:
+    by_name: dict[str, str] = {}
+    for name, prompt in prompts:
+        if name in by_name:
+            parser.error(f"argument --prompt: two prompts have the name {name}")
+        by_name[name] = prompt
+    return by_name
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     for module, package in {"torch": "PyTorch", "transformers": "transformers"}.items():
@@ -182,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pooling=options.pooling and [options.pooling],
         include_prompt=options.include_prompt,
         normalize=options.normalize,
-        prompts=dict(options.prompt),
+        prompts=_by_name(options.prompt, parser),
         default_prompt=options.default_prompt,
         pair_template=options.pair_template,
     )
@@ -256,7 +265,7 @@ def _reason(error: Exception, out: Path) -> str:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text("utf-8").split("\n")
+        return file.read_text("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ArtifactError(f"{file} is not UTF-8: {error.reason}, at byte {error.start}") from None
 

@@ -34,7 +34,7 @@ def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
     Raises:
         CheckpointError: The keys of `id2label` are not consecutive integers from 0, there are no
-            labels or too many, or their number is not `num_labels`.
+            labels or too many, their number is not `num_labels`, or a label is no text.
     """
     labels = config.get("id2label")
     number = config.get("num_labels")
@@ -52,7 +52,11 @@ def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
         raise CheckpointError(f"{name}: the keys of id2label must be consecutive integers from 0")
     if number not in (None, count):
         raise CheckpointError(f"{name}: num_labels is {number!r}, but id2label has {count} labels")
-    return tuple(str(labels[str(i)]) for i in range(count))
+    own = [labels[str(i)] for i in range(count)]
+    for i, label in enumerate(own):
+        if not isinstance(label, str | int | float):
+            raise CheckpointError(f"{name}: id2label has {label!r} for {i}, which is no text")
+    return tuple(map(str, own))
 
 
 def labels_of_scores(heads: Sequence[HeadConfig], include_prompt: bool) -> tuple[str, ...]:

@@ -137,9 +137,15 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "if ended.done() or run is None or left_s > wait_s or stream.run is not run:",
+        "if ended.done() or run is None or left_s > wait_s or ref(run) != looked_at:",
         "if ended.done() or run is None or left_s > wait_s:",
         f"{_I}batching/test_batcher_faults.py::test_timeout_applies_to_each_batch_separately",
+    ),
+    Guard(
+        "service/inference/batching/streams.py",
+        "del run  # it would",
+        "pass  # it would",
+        f"{_I}batching/test_streams.py::test_closed_batcher_is_released_while_the_stream_is_busy",
     ),
     Guard(
         "service/inference/batching/streams.py",

@@ -41,6 +41,7 @@ from functools import partial
 from math import inf
 from operator import attrgetter
 from typing import Any, Protocol
+from weakref import ref
 
 from service.inference.batching.batch_former import Batch
 
@@ -157,7 +158,7 @@ class _Member:
     virtual_s: float = 0.0
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Run:
     """One run on a stream: a whole batch, a part of a failed batch, or the probe.
 
@@ -446,11 +447,14 @@ class StreamPool:
         took_too_long = False
         while not ended.done():
             run = stream.run
+            looked_at = None if run is None else ref(run)
             # A run that begins meanwhile has at least the shortest of these limits.
             wait_s = min((own.runner.timeout_s for own in self._members), default=_CANCEL_S)
             left_s = inf if run is None else run.began + run.limit_s - self.clock.now()
+            del run  # it would keep the batch and its model in memory after its end
             await self.clock.wait(ended, min(wait_s, left_s))
-            if ended.done() or run is None or left_s > wait_s or stream.run is not run:
+            run = stream.run
+            if ended.done() or run is None or left_s > wait_s or ref(run) != looked_at:
                 continue
             run.member.runner.cancel()
             await self.clock.wait(ended, _CANCEL_S)

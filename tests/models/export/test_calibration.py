@@ -121,6 +121,8 @@ def test_command_line_calibrates_and_prints_recall(
     [
         (b"one text\nanother\n", "needs 1000 different texts, one per line, and got 2"),
         (b"caf\xe9\n", "texts.txt is not UTF-8: invalid continuation byte, at byte 3"),
+        # the mark is no part of the first text
+        (b"\xef\xbb\xbfone\none\n", "needs 1000 different texts, one per line, and got 1"),
     ],
 )
 def test_unusable_file_of_texts_is_an_error_before_the_export(

@@ -451,6 +451,15 @@ def test_missing_tokenizer_json_error_suggests_auto_tokenizer(
     assert not (tmp_path / "out").exists()
 
 
+def test_prompts_of_one_name_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = [f"--prompt={name}" for name in ("query=a", "passage=b", "query=c")]
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path), "--out", str(tmp_path / "out"), *named])
+    assert "argument --prompt: two prompts have the name query" in capsys.readouterr().err
+
+
 def test_export_command_writes_an_artifact_and_prints_parity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,15 @@ def test_number_of_labels_is_limited(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "id2label has 70000 labels; the limit is 65536" in refusal(tmp_path / "tiny", capsys)
 
 
+def test_label_without_a_name_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_classifier(tmp_path / "tiny", "bert", 3)
+    save_tokenizer(tmp_path / "tiny")
+    edit_json(tmp_path / "tiny" / "config.json", id2label={"0": "no", "1": None, "2": "yes"})
+    assert "id2label has None for 1, which is no text" in refusal(tmp_path / "tiny", capsys)
+
+
 def fifo(file: Path) -> None:
     file.unlink()
     os.mkfifo(file)

@@ -428,17 +428,17 @@ async def test_closed_batcher_is_released_while_the_stream_is_busy() -> None:
     closed = batcher_of(gates, max_cost=1, timeout_s=5, pool=pool)
     async with started(other):
         closed.start()
+        await clock.advance(2)
         first = submit(closed, 1)
         await eventually_async(lambda: gates.begun == [1])
         second = submit(other, 2)
-        await clock.advance(1)
+        await clock.advance(3)  # the event loop looks at 1, and waits for its time limit
         gates.open(1)  # the thread goes on with 2
         await first
         await eventually_async(lambda: gates.begun == [1, 2])
         await closed.close()
         released = weakref.ref(closed._runner)
         del closed, first
-        await clock.advance(5)  # the time limit of 1
         gc.collect()
         assert released() is None
         gates.open(2)
