@@ -3,15 +3,12 @@
 Two evaluations of the same collection, one with each model, have all that a map is fitted with: the
 vectors of the same documents and queries. Half of the queries choose the form of the map, and the
 other half measure it.
-
-Source: arXiv:2509.23471, which maps by an orthogonal matrix, by an affine map, or by a network.
 """
 
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,38 +19,18 @@ from models.artifact import Artifact, ArtifactError, SimilarityName
 from models.identity import identity_of
 from service.bulk.options import ERROR, ROW, OptionError
 from service.evaluation.comparison import Evaluated
+from service.evaluation.maps import Map, Matrix, fit_maps
 from service.evaluation.measures import means, measure, parse_measures
 from service.evaluation.ranking import Rankings, Similarity, Vectors, rank
 from service.model_cache import required_signer
 
-Matrix = NDArray[np.float64]
 # Settings of the jobs whose vectors are not those that a service returns by default.
 _DEFAULTS = {"--kind": "dense", "--dtype": "float32", "--dimensions": None}
 _DEPTH = 10
 _RECALL = parse_measures(f"recall@{_DEPTH}")
-# Strengths of the ridge penalty, relative to the mean variance of a dimension.
-_PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 _MIN_PAIRS, _MIN_QUERIES = 100, 20
 # Maximum number of pairs; the source has as many.
 _MAX_PAIRS = 20_000
-
-
-@dataclass(frozen=True)
-class Map:
-    """A fitted map.
-
-    Attributes:
-        matrix: Matrix `(W', W)`.
-        constant: Constant term, `(W',)`.
-    """
-
-    matrix: Matrix
-    constant: Matrix
-
-    def __call__(self, vectors: NDArray[Any]) -> Matrix:
-        """Return vectors `(N, W)` in the other space, `(N, W')`."""
-        mapped: Matrix = vectors @ self.matrix.T + self.constant
-        return mapped
 
 
 @dataclass(frozen=True)
@@ -128,7 +105,7 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
     pairs = _pairs(old, new)
     if len(pairs[0]) < _MIN_PAIRS:
         raise OptionError(f"{len(pairs[0])} documents have both vectors; a map needs {_MIN_PAIRS}")
-    maps = _maps(pairs[1], pairs[0])
+    maps = fit_maps(pairs[1], pairs[0])
     # Queries take turns, so that both halves are of all parts of the collection.
     choosing, measuring = judged[::2], judged[1::2]
 
@@ -170,38 +147,6 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
         recalls=recalls(measuring),
         overlaps={name: _overlap(rankings[FULL], own, measuring) for name, own in rankings.items()},
     )
-
-
-def _maps(x: Matrix, y: Matrix) -> dict[str, Map]:
-    """Return a map of each form from vectors `x` `(N, W)` to `y` `(N, W')`."""
-    left, _, right = np.linalg.svd(y.T @ x, full_matrices=False)
-    rotation = left @ right  # (W', W), Schoenemann 1966: the orthogonal Procrustes problem
-    rotated = x @ rotation.T
-    scales = (rotated * y).sum(0) / np.maximum((rotated**2).sum(0), np.finfo(float).tiny)
-    none = np.zeros(y.shape[1])
-    return {
-        "orthogonal": Map(rotation, none),
-        "orthogonal and scaled": Map(scales[:, None] * rotation, none),
-        "affine": _ridge(x, y),
-    }
-
-
-def _ridge(x: Matrix, y: Matrix) -> Map:
-    """Return the affine map with the least squares and the penalty that fits other pairs best."""
-    held = np.arange(len(x)) % 10 == 0
-
-    def solve(some: NDArray[np.bool_], penalty: float) -> Map:
-        means_ = x[some].mean(0), y[some].mean(0)
-        a, b = x[some] - means_[0], y[some] - means_[1]
-        gram = a.T @ a
-        gram[np.diag_indices_from(gram)] += penalty * np.trace(gram) / len(gram)
-        matrix = np.linalg.solve(gram, a.T @ b).T
-        return Map(matrix, means_[1] - matrix @ means_[0])
-
-    def error(penalty: float) -> float:
-        return float(((solve(~held, penalty)(x[held]) - y[held]) ** 2).mean())
-
-    return solve(np.ones(len(x), bool), min(_PENALTIES, key=error))
 
 
 def _artifact(own: Evaluated) -> Artifact:

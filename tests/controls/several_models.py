@@ -204,6 +204,12 @@ GUARDS = (
         "test_second_space_of_a_model_without_unit_length",
     ),
     Guard(
+        "service/evaluation/maps.py",
+        " - unit * (unit * by_unit).sum(1, keepdims=True)",
+        "",
+        "tests/service/evaluation/test_migration.py::test_ranked_map_is_that_of_torch",
+    ),
+    Guard(
         "service/evaluation/gate.py",
         "if not own.difference >= -max_drop - _ROUNDING:",
         "if False:",
