@@ -79,12 +79,11 @@ def _ranked(x: Matrix, y: Matrix, matrix: Matrix) -> Matrix:
         y: Vectors `(N, W')`.
         matrix: First matrix, `(W', W)`.
     """
-    x, y = _unit(x), _unit(y)
     mean, square = np.zeros_like(matrix), np.zeros_like(matrix)
     random = np.random.default_rng(0)
     for step in range(1, _BATCHES + 1):
         batch = random.permutation(len(x))[:_BATCH]
-        gradient = _gradient(matrix, x[batch], y[batch])
+        gradient = _gradient(matrix, _unit(x[batch]), _unit(y[batch]))
         mean += (1 - _DECAYS[0]) * (gradient - mean)
         square += (1 - _DECAYS[1]) * (gradient**2 - square)
         first, second = mean / (1 - _DECAYS[0] ** step), square / (1 - _DECAYS[1] ** step)
@@ -93,7 +92,7 @@ def _ranked(x: Matrix, y: Matrix, matrix: Matrix) -> Matrix:
 
 
 def _gradient(matrix: Matrix, x: Matrix, y: Matrix) -> Matrix:
-    """Return the gradient of the mean cross entropy of a batch `(B, W)`, `(B, W')`."""
+    """Return the gradient of the mean cross entropy of unit vectors `(B, W)` and `(B, W')`."""
     mapped = x @ matrix.T  # (B, W')
     lengths = _lengths(mapped)  # (B, 1)
     unit = mapped / lengths
