@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import select
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -42,10 +43,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = resolve_name(function)(words[1:])
         sys.stdout.flush()
-    except BrokenPipeError:  # nobody reads on, as after `| head`; Python flushes again at its end
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        if not _is_unread(sys.stdout.fileno()):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
         return 1
     return status
+
+
+def _is_unread(file: int) -> bool:
+    """Return whether a file is a pipe that nobody reads on, as after `| head`."""
+    poll = select.poll()
+    poll.register(file, 0)  # errors and ends are reported whatever is asked for
+    return bool(poll.poll(0))
 
 
 if __name__ == "__main__":

@@ -160,6 +160,19 @@ def test_command_ends_without_a_traceback_if_nobody_reads_its_output(
         assert commands_of_vitrine.main(["bom", "model"]) == 1
 
 
+def test_pipe_other_than_the_output_that_breaks_is_no_quiet_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def run(_: Sequence[str]) -> int:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("service.provenance.bom", run)
+    with (tmp_path / "output").open("w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        with pytest.raises(BrokenPipeError):
+            commands_of_vitrine.main(["bom", "model"])
+
+
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         commands_of_vitrine.main(["--help"])
