@@ -119,6 +119,23 @@ async def held_job(process: GradientProcess, folder: Path) -> asyncio.Task[Done]
     return task
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("policy", [None, "ACTIVE"])
+async def test_threads_of_the_process_sleep_while_they_wait(
+    policy: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    if policy is not None:
+        monkeypatch.setenv("OMP_WAIT_POLICY", policy)
+    async with process_of() as process:
+        environment = environment_of(await pid(process))
+    assert f"OMP_WAIT_POLICY={policy or 'PASSIVE'}" in environment
+
+
+def environment_of(process: int) -> list[str]:
+    return Path(f"/proc/{process}/environ").read_text().split("\0")
+
+
 async def test_process_starts_with_first_job_and_stays() -> None:
     async with process_of() as process:
         assert process.pid is None
