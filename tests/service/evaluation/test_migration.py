@@ -46,8 +46,9 @@ def draw(count: int, width: int) -> Any:  # noqa: ANN401
 def test_rotation_of_the_vectors_is_found_exactly() -> None:
     x, rotation = draw(400, 12), ortho_group.rvs(12, random_state=1)
     maps = fit_maps(x, x @ rotation.T)
-    for own in maps.values():  # Adam divides rounding errors by their own size
-        np.testing.assert_allclose(own(x), x @ rotation.T, atol=1e-3)
+    bounds = {"orthogonal": 1e-4, "affine": 1e-4, "ranked": 1e-3}  # Adam amplifies rounding errors
+    for name, own in maps.items():
+        np.testing.assert_allclose(own(x), x @ rotation.T, atol=bounds[name])
     exact = maps["orthogonal"].matrix
     np.testing.assert_allclose(exact, orthogonal_procrustes(x, x @ rotation.T)[0].T)
 
