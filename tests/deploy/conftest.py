@@ -41,6 +41,8 @@ def ray_environment() -> Iterator[dict[str, str]]:
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_AUTH_MODE": "disabled",
             "RAY_OVERRIDE_RESOURCES": '{"CPU": 2}',
+            # Other tests would leave little time to processes of Ray's default, 15.
+            "RAY_worker_niceness": "0",
             "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
             "RAY_TMPDIR": short,
         }

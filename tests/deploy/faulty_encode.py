@@ -46,7 +46,12 @@ class Fault:
                 file.write(str(os.getpid()))
         except FileExistsError:
             return
-        os.kill(job if self.receiver == "job" else os.getpid(), signal.Signals[self.signal])
+        number = signal.Signals[self.signal]
+        if self.receiver == "job":
+            os.kill(job, number)
+        else:
+            # Sent to the process, SIGSTOP would let this thread go on until another receives it.
+            signal.pthread_kill(threading.get_ident(), number)
         if self.signal != "SIGSTOP":
             threading.Event().wait()  # until Ray ends the actor
 

@@ -126,6 +126,13 @@ def nodes() -> Iterator[tuple[Node, Node]]:
         pytest.skip(str(error))
 
 
+def is_stopped(mark: Path) -> bool:
+    """Return whether the actor that is named by the file is stopped."""
+    if not mark.exists() or not (pid := mark.read_text()):
+        return False
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
 def resume(marks: Sequence[Path]) -> None:
     """Continue the stopped actors that are named by the files."""
     for mark in marks:
@@ -181,19 +188,22 @@ def test_rows_of_a_node_that_is_cut_off_and_brought_back_are_neither_lost_nor_do
         settings = environment | environment_of(*faults) | {"RAY_ADDRESS": address}
         job = stack.enter_context(ended(head.popen(command, settings, log)))
 
-        # Both actors have encoded a part, and publish it when the link is down.
+        # Both actors have encoded a part. The other node's is published while the link is down, the
+        # head's when the node is back, so that the job does not end before.
         marks = [Path(fault.mark) for fault in faults]
         stack.callback(resume, marks)  # a stopped process would outlive a failed test
-        wait_until(lambda: all(mark.exists() and mark.read_text() for mark in marks), job, log)
+        wait_until(lambda: all(map(is_stopped, marks)), job, log)
         assert not list(output.glob("*.parquet"))
         other.connect("down")
-        resume(marks)
+        resume(marks[1:])
+        wait_until(lambda: list(output.glob("*.parquet")), job, log)
         gcs = Path(short, "ray", "session_latest", "logs", "gcs_server.out")
         wait_until(lambda: DEAD in gcs.read_text(), job, log)
         other.connect("up")
         # Ray ends the node that it has declared dead, and its supervisor starts it again.
         wait_until(lambda: raylet.poll() is not None, job, log)
         start(other, f"--address={address}")
+        resume(marks[:1])
         assert job.wait() == 3, log.read_text()  # some texts are null
         assert f"{ROWS} rows encoded" in log.read_text()
     assert_equal_output(output, expected)
