@@ -267,7 +267,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/tokenizing/encodings.py",
-        "        if longest > self._max_whole_chars:\n",
+        "        if longest > self.max_whole_chars:\n",
         "        if False:\n",
         f"{_B}test_damaged_records.py::test_text_that_must_be_tokenised_whole_beyond_the_limit_is_a"
         "n_error",

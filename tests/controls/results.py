@@ -225,7 +225,7 @@ GUARDS = (
         f"{_T}test_bad_input.py::test_invalid_value_returns_422_with_its_index",
     ),
     Guard(
-        "service/inference/tokenizing/tokenizer.py",
+        "service/inference/tokenizing/pair_rows.py",
         "            if not tokens.ids:\n",
         "            if False:\n",
         f"{_I}tokenizing/test_tokenizer.py::test_text_without_any_token_is_refused",
@@ -378,19 +378,19 @@ GUARDS = (
     ),
     # Prompts of rerankers.
     Guard(
-        "service/inference/tokenizing/tokenizer.py",
+        "service/inference/tokenizing/pair_rows.py",
         "pairs = [(prompted[first], second) for first, second in pairs]",
         "pairs = [(first, prompt + second) for first, second in pairs]",
         f"{_T}test_reranker_prompts.py::test_scores_equal_those_of_the_cross_encoder",
     ),
     Guard(
-        "service/inference/tokenizing/tokenizer.py",
-        "return limits[0] + self.count(prompt), limits[1]",
+        "service/inference/tokenizing/pair_rows.py",
+        "return limits[0] + self.tokenizer.count(prompt), limits[1]",
         "return limits",
         f"{_T}test_reranker_prompts.py::test_limit_of_a_query_does_not_count_the_prompt",
     ),
     Guard(
-        "service/inference/tokenizing/tokenizer.py",
+        "service/inference/tokenizing/pair_rows.py",
         "None if index == 0 and 0 < end <= len(prompt) else index",
         "index",
         f"{_T}test_reranker_prompts.py::test_attribution_leaves_the_prompt_out_of_the_words",

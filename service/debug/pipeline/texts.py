@@ -34,12 +34,12 @@ async def tokenize(
         TooLarge: A text has too many characters.
     """
     first, prompt_name = _parts(text)
-    tokenizer = call.model.tokenizer
+    model = call.model
     try:
         tokenized = await (
-            asyncio.to_thread(tokenizer.tokenized_text, first, prompt_name)
+            asyncio.to_thread(model.tokenizer.tokenized_text, first, prompt_name)
             if text_pair is None
-            else asyncio.to_thread(tokenizer.tokenized_pair, first, text_pair, prompt_name)
+            else asyncio.to_thread(model.pair_rows.tokenized, first, text_pair, prompt_name)
         )
     except (InvalidInput, TooLarge) as error:
         # The tokenizer sets index and pointer for the field `inputs` of /encode.

@@ -57,7 +57,7 @@ async def score_pairs(
         for index, query in enumerate(queries):
             tokenizer.check_text(query, index)
         with _after(len(queries)):
-            return chunked.pair_rows(queries, limits, options)
+            return chunked.pair_rows(model.pair_rows, queries, limits, options)
 
     with _after(len(queries), InferenceFailed), chunked.locating(InferenceFailed):
         rows, (results,), seconds = await model.run(

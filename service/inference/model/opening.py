@@ -49,6 +49,7 @@ from service.inference.results.query_table import read_query_weights
 from service.inference.results.token_pooling import check_poolable
 from service.inference.results.vectors import RowResults, Vectors, truncate_and_normalize
 from service.inference.tokenizing.executor import BoundedExecutor
+from service.inference.tokenizing.pair_rows import PairRows
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import TextTokenizer
 
@@ -166,7 +167,7 @@ async def open_model(
     cache = cache or ResultCache(options.cache_bytes)
     devices = devices or Devices()
     opened = await asyncio.to_thread(_open, Path(path), options, devices)
-    artifact, tokenizer, query_weights, calibration, spaces, engine = opened
+    artifact, pair_rows, query_weights, calibration, spaces, engine = opened
     agreement, self_check_s = await _self_check(engine, artifact)
     name = options.name or artifact.manifest.name
     if metrics is None:
@@ -223,7 +224,8 @@ async def open_model(
         name=name,
         created=int(artifact.path.stat().st_mtime),
         artifact=artifact,
-        tokenizer=tokenizer,
+        tokenizer=pair_rows.tokenizer,
+        pair_rows=pair_rows,
         query_weights=query_weights,
         calibration=calibration,
         spaces=spaces,
@@ -248,14 +250,14 @@ async def open_model(
 
 def _open(
     path: Path, options: ModelOptions, devices: Devices
-) -> tuple[Artifact, TextTokenizer, Vectors, Calibration | None, Mapping[str, Space], Engine]:
+) -> tuple[Artifact, PairRows, Vectors, Calibration | None, Mapping[str, Space], Engine]:
     """Return the parts of a model."""
     artifact = Artifact.load(path, options.verify)
     artifact.check()  # parsed here, not in the event loop
     check_poolable(artifact.manifest)
     with ThreadPoolExecutor(1) as thread:  # large vocabularies take a second, as compiling does
         limits = options.max_chars, options.max_whole_chars
-        tokenizer = thread.submit(TextTokenizer, artifact, *limits)
+        pair_rows = thread.submit(lambda: PairRows(TextTokenizer(artifact, *limits)))
         query_weights = read_query_weights(artifact)
         calibration = read_calibration(artifact)
         spaces = read_spaces(artifact)
@@ -264,7 +266,7 @@ def _open(
             devices.cpu_runs,
         )
         _verify_unread(artifact, engine)
-    return artifact, tokenizer.result(), query_weights, calibration, spaces, engine
+    return artifact, pair_rows.result(), query_weights, calibration, spaces, engine
 
 
 async def _self_check(

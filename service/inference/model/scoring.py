@@ -56,7 +56,7 @@ async def classify(
     """
 
     def tokenize() -> list[Row]:
-        return model.tokenizer.rows_of_pairs(
+        return model.pair_rows.rows(
             items,
             prompt_name=options.prompt_name,
             on_overflow=options.on_overflow,

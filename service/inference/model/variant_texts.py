@@ -52,11 +52,11 @@ class VariantTexts:
             longest = max(self.candidates.hypotheses, key=tokenizer.count)
             pair = own, longest
             rest = prompt, overflow, self.limits
-            return tokenizer.read_spans(pair, *rest, keeps_second=True)[:1]
+            return self.model.pair_rows.read_spans(pair, *rest, keeps_second=True)[:1]
         if isinstance(own, str):
             return [tokenizer.read_span(own, prompt, overflow)]
         if self.are_read_together:
-            return tokenizer.read_spans(
+            return self.model.pair_rows.read_spans(
                 own,
                 prompt_name=prompt,
                 on_overflow=overflow,
@@ -105,10 +105,10 @@ class VariantTexts:
         tokenizer, overflow = self.model.tokenizer, self.options.on_overflow
         try:
             if self.candidates is not None and isinstance(own, str):
-                pairs = rows_of_pairs(tokenizer, [own], self.candidates, self.options)
+                pairs = rows_of_pairs(self.model, [own], self.candidates, self.options)
                 (row,) = joined(pairs, self.candidates)
             elif self.are_read_together:
-                (row,) = tokenizer.rows_of_pairs(
+                (row,) = self.model.pair_rows.rows(
                     [own],
                     prompt_name=self.options.prompt_name,
                     on_overflow=overflow,

@@ -19,7 +19,6 @@ from service.inference.model.classification import Classification
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS
 from service.inference.tokenizing.rows import Row
-from service.inference.tokenizing.tokenizer import TextTokenizer
 
 _TEMPLATE = "This example is {}."
 _ENTAILMENT, _CONTRADICTION = "entail", "contradict"
@@ -109,7 +108,7 @@ async def classify_by_candidates(
     count = len(candidates.labels)
 
     def tokenize() -> list[Row]:
-        return rows_of_pairs(model.tokenizer, texts, candidates, options)
+        return rows_of_pairs(model, texts, candidates, options)
 
     try:
         pairs, (results,), seconds = await model.run(
@@ -148,14 +147,15 @@ def check_candidates(model: LoadedModel, texts: int, candidates: CandidateLabels
 
 
 def rows_of_pairs(
-    tokenizer: TextTokenizer,
+    model: LoadedModel,
     texts: Sequence[str],
     candidates: CandidateLabels,
     options: CallOptions,
 ) -> list[Row]:
     """Return the rows of each text with each hypothesis; a text that is too long is truncated."""
     hypotheses = candidates.hypotheses
-    room = tokenizer.pair_room("", options.prompt_name, None)
+    tokenizer, pair_rows = model.tokenizer, model.pair_rows
+    room = pair_rows.room("", options.prompt_name, None)
     for index, hypothesis in enumerate(hypotheses):
         try:
             tokenizer.check_text(hypothesis, index)
@@ -170,7 +170,7 @@ def rows_of_pairs(
             raise
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
     rest = options.prompt_name, options.on_overflow
-    return tokenizer.rows_of_pairs(pairs, *rest, keeps_second=True)
+    return pair_rows.rows(pairs, *rest, keeps_second=True)
 
 
 def joined(pairs: Sequence[Row], candidates: CandidateLabels) -> list[Row]:

@@ -16,6 +16,7 @@ from service.inference.results.late_chunking import LateText, apply_heads
 from service.inference.results.scores import Scores
 from service.inference.results.vectors import Vectors
 from service.inference.tokenizing.chunking import Chunk, Chunking, Measure, Piece, split
+from service.inference.tokenizing.pair_rows import PairRows
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Prompt, Row, Span
 from service.inference.tokenizing.tokenizer import TextTokenizer, without_tokens
@@ -97,11 +98,16 @@ class ChunkedTexts:
             return self._tokenizer.rows_of_texts(parts, prompt_name, "error")
 
     def pair_rows(
-        self, queries: Sequence[str], limits: PairLimits, options: CallOptions
+        self,
+        pair_rows: PairRows,
+        queries: Sequence[str],
+        limits: PairLimits,
+        options: CallOptions,
     ) -> list[Row]:
         """Return the row of each chunk with the query of its text.
 
         Args:
+            pair_rows: Tokenizer of pairs of the model.
             queries: One query for all texts, or one per text.
             limits: Maximum number of tokens of a query, prompt not counted, and None.
             options: Options of the call: the prompt and the instruction of queries.
@@ -112,7 +118,7 @@ class ChunkedTexts:
         prompt_name, instruction = options.prompt_name, options.instruction
 
         def room(query: str, part: str = "") -> int:
-            return self._tokenizer.pair_room(
+            return pair_rows.room(
                 query,
                 prompt_name=prompt_name,
                 limit=limits[0],
@@ -128,7 +134,7 @@ class ChunkedTexts:
             def measure(part: str, _: int, size: int = size, query: str = query) -> tuple[int, int]:
                 tokens = self._tokenizer.count(part)
                 excess = tokens - size
-                if self._tokenizer.has_template:  # a token can span the border of the document
+                if pair_rows.has_template:  # a token can span the border of the document
                     excess = max(excess, -room(query, part))
                 return tokens, excess
 
@@ -136,9 +142,7 @@ class ChunkedTexts:
         with self._of_chunks() as parts:
             owners = zip(self.owners, parts, strict=True)
             pairs = [(self._query(queries, owner), part) for owner, part in owners]
-            return self._tokenizer.rows_of_pairs(
-                pairs, prompt_name, "error", limits, instruction=instruction
-            )
+            return pair_rows.rows(pairs, prompt_name, "error", limits, instruction=instruction)
 
     @property
     def parts(self) -> list[str]:

@@ -37,6 +37,7 @@ from service.inference.results.vectors import (
     Vectors,
 )
 from service.inference.tokenizing.executor import BoundedExecutor, ExecutorFull
+from service.inference.tokenizing.pair_rows import PairRows
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from service.request_trace import TRACE, RequestTrace
@@ -103,6 +104,7 @@ class LoadedModel:
         created: Modification time of the artifact, as a Unix timestamp in seconds.
         artifact: The artifact.
         tokenizer: The artifact's tokenizer.
+        pair_rows: Tokenizer of pairs of texts.
         query_weights: Weights of queries that are looked up, `(V,)`; empty for other models.
         calibration: Ranges of pooled vectors, for int8 and uint8; None: not calibrated.
         spaces: Maps into the spaces of other models, by name.
@@ -127,6 +129,7 @@ class LoadedModel:
     created: int
     artifact: Artifact
     tokenizer: TextTokenizer
+    pair_rows: PairRows
     query_weights: Vectors
     calibration: Calibration | None
     spaces: Mapping[str, Space]

@@ -44,6 +44,7 @@ class TextEncodings:
             characters.
 
     Attributes:
+        max_whole_chars: See the arguments.
         cuts_texts: Whether only a part of a long text is tokenised if the rest would be truncated.
     """
 
@@ -52,7 +53,7 @@ class TextEncodings:
     ) -> None:
         self._shared = shared
         self._encodes_special = encodes_special
-        self._max_whole_chars = max_whole_chars
+        self.max_whole_chars = max_whole_chars
         added = shared.variant(None).get_added_tokens_decoder().values()
         self.cuts_texts = not tokens_span_words([token.content for token in added])
 
@@ -103,7 +104,7 @@ class TextEncodings:
         tokens.
         """
         plain = self._shared.plain_texts
-        if plain is None or sum(map(len, texts)) > min(_SHORT_CHARS, self._max_whole_chars):
+        if plain is None or sum(map(len, texts)) > min(_SHORT_CHARS, self.max_whole_chars):
             return None
         encodings: list[WordsEncoding] = []
         for text in texts:
@@ -177,10 +178,10 @@ class TextEncodings:
     def _check(self, texts: Sequence[str]) -> None:
         # The library takes up to 620 bytes per character, and aborts the process without memory.
         longest = max(map(len, texts), default=0)
-        if longest > self._max_whole_chars:
+        if longest > self.max_whole_chars:
             raise TooLarge(
                 f"a part of {longest} characters of the text must be tokenised at once; the limit "
-                f"is {self._max_whole_chars}",
+                f"is {self.max_whole_chars}",
                 code="text_too_large",
             )
 

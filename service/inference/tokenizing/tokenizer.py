@@ -22,13 +22,11 @@ from service.inference.tokenizing.encodings import (
     spans_of,
 )
 from service.inference.tokenizing.labelled_texts import LabelledTexts
-from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits, PairTokenizer
 from service.inference.tokenizing.rows import NO_PROMPT, Prompt, Row, Span, TokenizedText, fill_row
 from service.inference.tokenizing.shared_tokenizers import (
     invalid_tokenizer_errors,
     shared_tokenizer,
 )
-from service.inference.tokenizing.templated_pairs import TemplatedPairs
 
 # Spellings of the token that replaces text in an attribution baseline, by name of the baseline.
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
@@ -51,6 +49,8 @@ class TextTokenizer:
             its own.
 
     Attributes:
+        manifest: Manifest of the artifact.
+        shared: The tokenizer without prompts and rules, which artifacts share.
         encodings: Encodings of texts without prompts and rules.
 
     Raises:
@@ -61,23 +61,20 @@ class TextTokenizer:
         self, artifact: Artifact, max_chars: int, max_whole_chars: int | None = None
     ) -> None:
         manifest = artifact.manifest
-        self._shared = shared_tokenizer(artifact.read(TOKENIZER))
-        self._special_tokens = self._shared.special_tokens
-        self._manifest = manifest
+        self.shared = shared_tokenizer(artifact.read(TOKENIZER))
+        self._special_tokens = self.shared.special_tokens
+        self.manifest = manifest
         self._max_chars = max_chars
         self._network_rules = TokenRules(max_tokens=manifest.max_tokens)
         self._rules = {"": self._network_rules, **manifest.token_rules}
         self._check_manifest()
         with invalid_tokenizer_errors():
-            self._tokenizer = self._shared.variant(manifest.max_tokens)
+            self._tokenizer = self.shared.variant(manifest.max_tokens)
             for rules in self._rules.values():  # in advance, because it takes long
-                self._shared.variant(rules.max_tokens, is_left=self._drops_left("truncate"))
+                self.shared.variant(rules.max_tokens, is_left=self.drops_left("truncate"))
             if max_whole_chars is None:
                 max_whole_chars = max_chars + max(map(len, manifest.prompts.values()), default=0)
-            self.encodings = TextEncodings(self._shared, max_whole_chars)
-            self._templated = manifest.pair_template and TemplatedPairs(
-                manifest.pair_template, self._shared, manifest.max_tokens, max_whole_chars
-            )
+            self.encodings = TextEncodings(self.shared, max_whole_chars)
             adapters = {name: index for index, name in enumerate(manifest.adapters)}
             self._prompts = {
                 name: Prompt(
@@ -88,21 +85,16 @@ class TextTokenizer:
                 for name, text in manifest.prompts.items()
             }
 
-    @property
-    def has_template(self) -> bool:
-        """Whether pairs are read in a template, in which tokens of a text depend on the others."""
-        return self._templated is not None
-
     def _check_manifest(self) -> None:
         """Check that the tokenizer and the manifest fit together."""
-        vocab_size, largest = self._manifest.vocab_size, self._shared.largest_id
+        vocab_size, largest = self.manifest.vocab_size, self.shared.largest_id
         if largest >= vocab_size:
             raise ArtifactError(
                 f"{TOKENIZER} has the token id {largest}; vocab_size in {MANIFEST} is {vocab_size}"
             )
         added = {"a text": self._special_tokens}
-        if "logits" in self._manifest.outputs:
-            added["a pair of texts"] = self._shared.special_tokens_of_pair
+        if "logits" in self.manifest.outputs:
+            added["a pair of texts"] = self.shared.special_tokens_of_pair
         shortest = min(
             rules.max_tokens
             for rules in (self._network_rules, *self._rules.values())
@@ -140,15 +132,15 @@ class TextTokenizer:
             return self.rows_of_texts(texts_only, own, on_overflow, with_offsets)
         ids = {index: row for index, row in enumerate(inputs) if not isinstance(row, str)}
         texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
-        applies = self._manifest.adapters or prompt_name in self._manifest.token_rules
+        applies = self.manifest.adapters or prompt_name in self.manifest.token_rules
         if ids and prompt_name is not None and not applies:
             raise InvalidInput(
                 "prompt_name applies to texts, not to token ids", pointer="/prompt_name"
             )
-        rows = _by_index(
+        rows = by_index(
             texts, lambda texts: self.rows_of_texts(texts, own, on_overflow, with_offsets)
         )
-        rows |= _by_index(ids, lambda ids: self.rows_of_ids(ids, own, on_overflow))
+        rows |= by_index(ids, lambda ids: self.rows_of_ids(ids, own, on_overflow))
         return [rows[index] for index in range(len(inputs))]
 
     def rows_of_texts(
@@ -232,10 +224,10 @@ class TextTokenizer:
 
     @cached_property
     def _labelled_texts(self) -> LabelledTexts:
-        rules, limit = self._manifest.spans, self._manifest.max_tokens
+        rules, limit = self.manifest.spans, self.manifest.max_tokens
         if rules is None:
             raise RuntimeError("the model reads no labels")
-        return LabelledTexts(self._shared.variant(limit), rules, limit)
+        return LabelledTexts(self.shared.variant(limit), rules, limit)
 
     def _continues(self, text: str, encoding: Encoding) -> list[bool]:
         """Return whether each token continues the word of the token before it."""
@@ -261,107 +253,6 @@ class TextTokenizer:
         own = getattr(self._tokenizer.model, "unk_token", None)
         return self._first_id((own,) if own else _UNKNOWN_TOKENS)
 
-    def rows_of_pairs(
-        self,
-        inputs: Sequence[str | tuple[str, str]],
-        prompt_name: str | None,
-        on_overflow: OnOverflow,
-        limits: PairLimits = NO_LIMITS,
-        *,
-        keeps_second: bool = False,
-        instruction: str | None = None,
-    ) -> list[Row]:
-        """Tokenize each text, or each pair of texts as one input, into a row.
-
-        If the model has a template of pairs, `instruction`, or else the prompt, is its instruction,
-        and a pair that is too long loses the end of the document, or of the query too.
-
-        Otherwise, the named or the default prompt is prepended to each text and to the first text
-        of each pair. Its tokens do not count towards the limit of that text. In a pair that is too
-        long, the longer text loses tokens until the pair fits or both texts have the same length.
-        Then both lose tokens alike, as in transformers. With `keeps_second`, only the first text
-        loses tokens; the second must leave it one.
-
-        Raises:
-            InvalidInput: A text cannot be encoded in UTF-8; or an input has no tokens, or is too
-                long, and `on_overflow` is "error". Or the prompt is unknown. Or the model has a
-                template of pairs, and an input is a text, `on_overflow` is "truncate_left", or the
-                instruction leaves no room for a query.
-            TooLarge: A text has too many characters.
-        """
-        prompt = self.prompt(prompt_name).text
-        if self._templated:
-            own = instruction or prompt
-            if own and not self._templated.has_room(own):
-                raise InvalidInput(
-                    "the instruction leaves no room for a query within the model's maximum length",
-                    code="too_long",
-                    pointer="/instruction" if instruction else "/prompt_name",
-                )
-            return self._templated_rows(
-                self._templated, inputs, instruction=own, on_overflow=on_overflow, limits=limits
-            )
-        texts = {index: text for index, text in enumerate(inputs) if isinstance(text, str)}
-        pairs = {index: pair for index, pair in enumerate(inputs) if not isinstance(pair, str)}
-        rows = _by_index(texts, lambda texts: self.rows_of_texts(texts, prompt_name, on_overflow))
-        rows |= _by_index(
-            pairs,
-            lambda pairs: self._rows_of_pairs(pairs, prompt, on_overflow, limits, keeps_second),
-        )
-        return [rows[index] for index in range(len(inputs))]
-
-    def _templated_rows(
-        self,
-        templated: TemplatedPairs,
-        inputs: Sequence[str | tuple[str, str]],
-        *,
-        instruction: str,
-        on_overflow: OnOverflow,
-        limits: PairLimits,
-    ) -> list[Row]:
-        if on_overflow == "truncate_left":
-            raise InvalidInput(
-                "the model truncates pairs at the end only, after the instruction and the query",
-                pointer="/on_overflow",
-            )
-        pairs: list[tuple[str, str]] = []
-        for index, own in enumerate(inputs):
-            if isinstance(own, str):
-                raise _not_a_pair(index)
-            for text in own:
-                self.check_text(text, index)
-            pairs.append(own)
-        rows, are_too_long = templated.rows(pairs, instruction, limits)
-        self._check_overflow(are_too_long, on_overflow, self._manifest.max_tokens)
-        return rows
-
-    def _rows_of_pairs(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        prompt: str,
-        on_overflow: OnOverflow,
-        limits: PairLimits,
-        keeps_second: bool,
-    ) -> list[Row]:
-        for index, pair in enumerate(pairs):
-            for text in pair:
-                self.check_text(text, index)
-        if prompt:
-            # One copy of a query that many documents share.
-            prompted = {first: prompt + first for first in {first for first, _ in pairs}}
-            pairs = [(prompted[first], second) for first, second in pairs]
-        limits = self._with_prompt(limits, prompt)
-        drops_left = self._drops_left(on_overflow)
-        encoded = self._pairs.encode(
-            pairs, limits, drops_left=drops_left, keeps_second=keeps_second
-        )
-        for index, tokens in enumerate(encoded):
-            if not tokens.ids:
-                raise without_tokens(index)
-        limit = self._manifest.max_tokens
-        self._check_overflow([tokens.is_too_long for tokens in encoded], on_overflow, limit)
-        return [Row(e.ids, e.truncated, 0, token_types=e.token_types) for e in encoded]
-
     def read_span(self, text: str, prompt_name: str | None, on_overflow: OnOverflow) -> Span:
         """Return the span of a text that is left after truncation, in characters.
 
@@ -371,60 +262,7 @@ class TextTokenizer:
         (row,) = self.rows_of_texts([text], prompt_name, on_overflow, with_offsets=True)
         if not row.truncated:
             return 0, len(text)
-        return outer_span(row.offsets or (), text, drops_left=self._drops_left(on_overflow))
-
-    def read_spans(
-        self,
-        pair: tuple[str, str],
-        prompt_name: str | None,
-        on_overflow: OnOverflow,
-        limits: PairLimits,
-        *,
-        keeps_second: bool = False,
-        instruction: str | None = None,
-    ) -> tuple[Span, Span]:
-        """Return the spans of the texts of a pair that are left after truncation; see `read_span`.
-
-        Raises:
-            VitrineError: Any error of `rows_of_pairs`, under the same conditions.
-        """
-        if self._templated:
-            own = instruction or self.prompt(prompt_name).text
-            return self._templated.read_spans(pair, own, limits)
-        prompt, drops_left = self.prompt(prompt_name).text, self._drops_left(on_overflow)
-        prompted, limits = (prompt + pair[0], pair[1]), self._with_prompt(limits, prompt)
-        (encoded,) = self._pairs.encode(
-            [prompted], limits, drops_left=drops_left, keeps_second=keeps_second
-        )
-        first, second = (
-            self._kept_span(text, kept, start, drops_left=drops_left)
-            for text, kept, start in zip(prompted, encoded.kept, (len(prompt), 0), strict=True)
-        )
-        return first, second
-
-    def _with_prompt(self, limits: PairLimits, prompt: str) -> PairLimits:
-        """Return the limits of a pair whose first text has a prompt, which does not count."""
-        if not prompt or limits[0] is None:
-            return limits
-        return limits[0] + self.count(prompt), limits[1]
-
-    def _kept_span(self, text: str, kept: int, start: int, *, drops_left: bool) -> Span:
-        """Return the span of the tokens that are kept of a text, counted from a character."""
-        (encoding,) = self.encodings.untruncated([text], with_special=False)
-        spans = spans_of(encoding, start)
-        if kept >= len(spans):
-            return 0, len(text) - start
-        own = spans[len(spans) - kept :] if drops_left else spans[:kept]
-        return outer_span(own, text[start:], drops_left=drops_left)
-
-    @cached_property
-    def _pairs(self) -> PairTokenizer:
-        return PairTokenizer(
-            self._shared.variant(None),
-            self.encodings.without_special,
-            self._manifest.max_tokens,
-            cuts_texts=self.encodings.cuts_texts,
-        )
+        return outer_span(row.offsets or (), text, drops_left=self.drops_left(on_overflow))
 
     def count(self, text: str) -> int:
         """Return the number of tokens of a text, without special tokens, prompt and truncation."""
@@ -440,38 +278,9 @@ class TextTokenizer:
         special = 0 if rules.looks_up else self._special_tokens
         return rules.max_tokens - special - self.count(prompt)
 
-    def pair_room(
-        self,
-        query: str,
-        prompt_name: str | None,
-        limit: int | None,
-        document: str = "",
-        instruction: str | None = None,
-    ) -> int:
-        """Return the number of further tokens of a pair's second text that fit without truncation.
-
-        Args:
-            query: First text of the pair.
-            prompt_name: Name of the prompt of the first text; None: the default prompt.
-            limit: Maximum number of tokens of the first text, prompt not counted; None: no limit.
-            document: Second text. With a template of pairs, its tokens depend on what precedes it.
-            instruction: Instruction of a template of pairs; None: the prompt.
-
-        Raises:
-            InvalidInput: The prompt is unknown.
-        """
-        prompt = self.prompt(prompt_name).text
-        if self._templated:
-            own = instruction or prompt
-            return self._templated.room((query, document), own, (limit, None))
-        taken = self.count(prompt + query)
-        if limit is not None:
-            taken = min(taken, self.count(prompt) + limit)
-        return self._pairs.room - taken - self.count(document)
-
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, truncated to the maximum length, without a prompt."""
-        is_left, limit = self._drops_left("truncate"), self._manifest.max_tokens
+        is_left, limit = self.drops_left("truncate"), self.manifest.max_tokens
         encoded = self.encodings.truncated(texts, limit, is_left=is_left)
         return [encoding.ids for encoding in encoded]
 
@@ -484,7 +293,7 @@ class TextTokenizer:
             InvalidInput: The prompt is unknown.
         """
         prompt = self.prompt(prompt_name).text
-        return text if self._templated else prompt + text
+        return text if self.manifest.pair_template else prompt + text
 
     def rows_of_ids(
         self, inputs: Sequence[Sequence[int]], prompt_name: str | None, on_overflow: OnOverflow
@@ -501,7 +310,7 @@ class TextTokenizer:
         self._check_ids(inputs)
         rules = self.rules(prompt_name)
         limit = rules.max_tokens
-        kept = slice(-limit, None) if self._drops_left(on_overflow) else slice(limit)
+        kept = slice(-limit, None) if self.drops_left(on_overflow) else slice(limit)
         adapter = self.prompt(prompt_name).adapter
         rows = [
             Row(
@@ -511,7 +320,7 @@ class TextTokenizer:
             )
             for ids in inputs
         ]
-        self._check_overflow([row.truncated for row in rows], on_overflow, limit)
+        check_overflow([row.truncated for row in rows], on_overflow, limit)
         return [fill_row(row, rules) for row in rows]
 
     def token(self, token_id: int) -> str:
@@ -526,47 +335,17 @@ class TextTokenizer:
                 too long for the model.
             TooLarge: The text has too many characters.
         """
-        if self._templated:
-            raise _not_a_pair(0)
+        if self.manifest.pair_template:
+            raise not_a_pair(0)
         refuse_empty([text])
         ((row, encoding),) = self._rows_with_offsets([text], prompt_name, "error")
         spans = row.offsets or ()
         sequence_ids = [None if span is None else 0 for span in spans]
         added = [self.token(token_id) for token_id in row.ids[len(encoding.ids) :]]
         tokens = [*encoding.tokens, *added]
-        return self._with_baselines([text], row, tokens, spans, sequence_ids)
+        return self.with_baselines([text], row, tokens, spans, sequence_ids)
 
-    def tokenized_pair(self, text: str, text_pair: str, prompt_name: str | None) -> TokenizedText:
-        """Return the tokens, spans and baselines of a pair of texts, with the prompt of the first.
-
-        Raises:
-            InvalidInput: A text is invalid (see `rows_of_pairs`), or the pair has no tokens of its
-                own, or is too long for the model; `index` is the index of the text, or 0.
-            TooLarge: A text has too many characters.
-        """
-        texts = text, text_pair
-        for index, part in enumerate(texts):
-            self.check_text(part, index)
-        (row,) = self.rows_of_pairs([texts], prompt_name, "error")
-        prompt = self.prompt(prompt_name).text
-        if self._templated:
-            columns = self._templated.tokens((text, text_pair), prompt)
-            return self._with_baselines(texts, row, *columns)
-        encoding = self.encodings.of_pair(prompt + text, text_pair)
-        if encoding.ids != row.ids:
-            raise RuntimeError("the tokenizers library gives a pair other tokens than the service")
-        starts = {0: len(prompt), 1: 0}
-        sequence_ids = [
-            None if index == 0 and 0 < end <= len(prompt) else index
-            for index, (_, end) in zip(encoding.sequence_ids, encoding.offsets, strict=True)
-        ]
-        spans = [
-            None if index is None else (max(0, begin - starts[index]), end - starts[index])
-            for index, (begin, end) in zip(sequence_ids, encoding.offsets, strict=True)
-        ]
-        return self._with_baselines(texts, row, encoding.tokens, spans, sequence_ids)
-
-    def _with_baselines(
+    def with_baselines(
         self,
         texts: Sequence[str],
         row: Row,
@@ -574,6 +353,18 @@ class TextTokenizer:
         spans: Sequence[Span | None],
         sequence_ids: Sequence[int | None],
     ) -> TokenizedText:
+        """Return a row with what its tokens show, and with the baselines that the vocabulary has.
+
+        Args:
+            texts: The text, or both texts of a pair.
+            row: Row of the texts.
+            tokens: Spelling of each token.
+            spans: See `TokenizedText`.
+            sequence_ids: See `TokenizedText`.
+
+        Raises:
+            InvalidInput: No token stands for a part of a text.
+        """
         if all(span is None for span in spans):
             raise without_tokens(0)
         baseline = {
@@ -658,7 +449,7 @@ class TextTokenizer:
         for index, text in enumerate(texts):
             self.check_text(text, index)
         prompt, rules = self.prompt(prompt_name), self.rules(prompt_name)
-        is_left = self._drops_left(on_overflow)
+        is_left = self.drops_left(on_overflow)
         max_chars = inf if rules.max_chars is None or is_left else rules.max_chars
         encoded: list[tuple[Row, Encoding | WordsEncoding]] = []
         for part in slices(texts):
@@ -710,7 +501,7 @@ class TextTokenizer:
 
     def _check_row(self, row: Row, index: int, on_overflow: OnOverflow, rules: TokenRules) -> None:
         """Check the row of a text that was truncated, or has no tokens after its prompt."""
-        if row.truncated and row.prompt_tokens and self._drops_left(on_overflow):
+        if row.truncated and row.prompt_tokens and self.drops_left(on_overflow):
             raise InvalidInput(
                 "the text is too long, and its left end cannot be truncated because the prompt "
                 "there is excluded from pooling; shorten the text",
@@ -733,9 +524,9 @@ class TextTokenizer:
         """Return the rules for the tokens of texts with a prompt; None: with the default prompt."""
         return self._rules.get(prompt_name or "", self._rules[""])
 
-    def _drops_left(self, on_overflow: OnOverflow) -> bool:
+    def drops_left(self, on_overflow: OnOverflow) -> bool:
         """Return whether an input that is too long loses its first tokens, not its last."""
-        own = self._manifest.truncation_side == "left" and on_overflow != "truncate_right"
+        own = self.manifest.truncation_side == "left" and on_overflow != "truncate_right"
         return own or on_overflow == "truncate_left"
 
     def check_text(self, text: str, index: int) -> None:
@@ -768,26 +559,17 @@ class TextTokenizer:
         for index, ids in enumerate(inputs):
             if not ids:
                 raise InvalidInput("the list of token ids is empty", code="empty", index=index)
-            if min(ids) < 0 or max(ids) >= self._manifest.vocab_size:
+            if min(ids) < 0 or max(ids) >= self.manifest.vocab_size:
                 raise InvalidInput(
-                    f"token ids must be from 0 to {self._manifest.vocab_size - 1}",
+                    f"token ids must be from 0 to {self.manifest.vocab_size - 1}",
                     code="id_out_of_range",
                     index=index,
                 )
 
-    def _check_overflow(
-        self, too_long: Sequence[bool], on_overflow: OnOverflow, limit: int
-    ) -> None:
-        if on_overflow != "error":
-            return
-        for index, is_too_long in enumerate(too_long):
-            if is_too_long:
-                raise _too_long(index, limit)
-
     def prompt(self, name: str | None) -> Prompt:
         """Return the named or default prompt."""
         if name is None:
-            name = self._manifest.default_prompt
+            name = self.manifest.default_prompt
         if name is None:
             return NO_PROMPT
         if name not in self._prompts:
@@ -825,10 +607,17 @@ def without_tokens(index: int) -> InvalidInput:
     )
 
 
-def _not_a_pair(index: int) -> InvalidInput:
+def not_a_pair(index: int) -> InvalidInput:
+    """Return the error of a single text, for a model that reads pairs only."""
     return InvalidInput(
         "the model reads a query and a document in a template; send them as a pair", index=index
     )
+
+
+def check_overflow(too_long: Sequence[bool], on_overflow: OnOverflow, limit: int) -> None:
+    """Raise `InvalidInput` for the first input that is too long, if `on_overflow` is "error"."""
+    if on_overflow == "error" and True in too_long:
+        raise _too_long(list(too_long).index(True), limit)
 
 
 def _too_long(index: int, limit: int, max_chars: int | None = None) -> InvalidInput:
@@ -840,7 +629,7 @@ def _too_long(index: int, limit: int, max_chars: int | None = None) -> InvalidIn
     )
 
 
-def _by_index(
+def by_index(
     inputs: Mapping[int, Input], rows_of: Callable[[Sequence[Input]], list[Row]]
 ) -> dict[int, Row]:
     """Return the row of each input, by index in the request.

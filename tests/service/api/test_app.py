@@ -301,6 +301,7 @@ def test_request_that_would_miss_its_deadline_returns_429_and_is_not_run(
     ):
         assert encode(client, 1)[0] == 200  # measures the throughput
         runner = ready_model(client).batcher._runner
+        eventually(lambda: runner.token_s)  # recorded after the response
         runner._recent_s, runner._recent_tokens = 3.0, 1.0
         stub.fault = "hang"
         running = clients.submit(encode, client, POISON)
@@ -410,7 +411,7 @@ def test_tokenizer_panic_returns_500_and_the_next_request_works(
     for inputs in ("é", ["é"] * 100):  # no plain texts, which the library need not tokenise
         with monkeypatch.context() as patch:
             tokenizer = ready_model(client).tokenizer
-            patch.setattr(tokenizer._shared, "variant", lambda *_, **__: Panicking())
+            patch.setattr(tokenizer.shared, "variant", lambda *_, **__: Panicking())
             response = client.post("/encode", json={"inputs": inputs})
         assert (response.status_code, response.json()["code"]) == (500, "internal")
         assert caplog.text.count("LibraryPanic: the tokenizer panicked") == 1

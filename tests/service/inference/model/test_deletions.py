@@ -18,7 +18,7 @@ from service.inference.model import scoring
 from service.inference.model.deletion_planner import DeletionPlanner
 from service.inference.model.variant_texts import VariantTexts
 from service.inference.results.loaded_model import LoadedModel
-from service.inference.tokenizing.tokenizer import TextTokenizer
+from service.inference.tokenizing.pair_rows import PairRows
 from tests.models.checkpoints import edit_json
 from tests.service.api.conftest import (  # noqa: F401 - fixtures
     multi_encoder,
@@ -385,14 +385,14 @@ def test_variants_of_long_words_take_no_more_memory_than_those_of_tokens(
 def test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice(
     models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most, rows_of_pairs = 0, TextTokenizer.rows_of_pairs
+    most, rows = 0, PairRows.rows
 
-    def counted(tokenizer: TextTokenizer, inputs: Sequence[str], *rest: Any, **own: Any) -> Any:  # noqa: ANN401
+    def counted(tokenizer: PairRows, inputs: Sequence[str], *rest: Any, **own: Any) -> Any:  # noqa: ANN401
         nonlocal most
         most = max(most, len(inputs))
-        return rows_of_pairs(tokenizer, inputs, *rest, **own)
+        return rows(tokenizer, inputs, *rest, **own)
 
-    monkeypatch.setattr(TextTokenizer, "rows_of_pairs", counted)
+    monkeypatch.setattr(PairRows, "rows", counted)
     documents = [f"w5 w6 w7 w8 w{index}" for index in range(9, 59)] * 4
     deletion = vitrine.Deletion(by="words", max_tokens=5000)
     result = models["reranker"].score("w5 " * 12, documents, explain=deletion)

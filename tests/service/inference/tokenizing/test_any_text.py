@@ -18,6 +18,7 @@ from models.export.checkpoint import load
 from models.export.model_folder import ModelFolder
 from models.export.tokenizer_file import read_tokenizer
 from service.inference.errors import InvalidInput
+from service.inference.tokenizing.pair_rows import PairRows
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import (
     save_byte_fallback,
@@ -136,9 +137,9 @@ def test_tokens_of_a_pair_are_those_of_transformers(
     )
     if not expected["input_ids"][0]:
         with pytest.raises(InvalidInput, match="no tokens of its own"):
-            tokenizers.served.rows_of_pairs([pair], None, "truncate")
+            PairRows(tokenizers.served).rows([pair], None, "truncate")
         return
-    (row,) = tokenizers.served.rows_of_pairs([pair], None, "truncate")
+    (row,) = PairRows(tokenizers.served).rows([pair], None, "truncate")
     assert row.ids == expected["input_ids"][0]
     assert row.token_types == expected["token_type_ids"][0]
 

@@ -51,7 +51,7 @@ def kind_of(name: str, artifact: Artifact, folder: Path) -> Kind:
     tokenizer = served_by(KINDS[name](artifact), artifact, folder, MAX_TOKENS)
     plain = Tokenizer.from_file(str(folder / TOKENIZER))
     plain.no_truncation()
-    return Kind(tokenizer, plain, Artifact(folder, tokenizer._manifest))
+    return Kind(tokenizer, plain, Artifact(folder, tokenizer.manifest))
 
 
 def chunks_of(kind: Kind, text: str, **options: object) -> list[Chunk]:

@@ -12,6 +12,7 @@ from models.export.pair_template import PUBLISHED
 from service.inference.call_options import NO_OPTIONS
 from service.inference.results.chunked_texts import ChunkedTexts
 from service.inference.tokenizing.chunking import Chunking
+from service.inference.tokenizing.pair_rows import PairRows
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 from service.inference.tokenizing.shared_tokenizers import SharedTokenizer
 from service.inference.tokenizing.templated_pairs import TemplatedPairs
@@ -148,7 +149,7 @@ def test_chunk_fits_although_its_tokens_depend_on_the_text_before_it(
     tokenizer = served_by(file, artifact, tmp_path, max_tokens=260)
     text = "receipt. " * 40 + "except The delivered " * 20
     chunked = ChunkedTexts(tokenizer, [text], Chunking(), 10**6)
-    rows = chunked.pair_rows([QUERY], NO_LIMITS, NO_OPTIONS)
+    rows = chunked.pair_rows(PairRows(tokenizer), [QUERY], NO_LIMITS, NO_OPTIONS)
     assert 250 <= max(len(row.ids) for row in rows) <= 260
     assert not any(row.truncated for row in rows)
 

@@ -12,6 +12,7 @@ from tokenizers import Encoding, Tokenizer
 from models.artifact import TOKENIZER, Artifact
 from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput
+from service.inference.tokenizing.pair_rows import PairRows
 from service.inference.tokenizing.text_parts import part_of, tokens_span_words
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.sentences import SENTENCES
@@ -54,7 +55,7 @@ def test_part_of_a_text_gives_the_tokens_of_the_whole(
     tokenizer: TextTokenizer, text: str, on_overflow: OnOverflow
 ) -> None:
     is_left = on_overflow == "truncate_left"
-    whole = tokenizer._shared.variant(MAX_TOKENS, is_left=is_left).encode(text)
+    whole = tokenizer.shared.variant(MAX_TOKENS, is_left=is_left).encode(text)
     (part,) = tokenizer.encodings.truncated([text], MAX_TOKENS, is_left=is_left)
     assert part.ids == whole.ids
     assert bool(part.overflowing) == bool(whole.overflowing)
@@ -63,7 +64,7 @@ def test_part_of_a_text_gives_the_tokens_of_the_whole(
 def test_offsets_of_a_part_are_those_of_the_whole(tokenizer: TextTokenizer) -> None:
     text = " ".join(SENTENCES) * 20
     for is_left in (False, True):
-        whole = tokenizer._shared.variant(MAX_TOKENS, is_left=is_left).encode(text)
+        whole = tokenizer.shared.variant(MAX_TOKENS, is_left=is_left).encode(text)
         (part,) = tokenizer.encodings.truncated(
             [text], MAX_TOKENS, is_left=is_left, with_offsets=True
         )
@@ -93,7 +94,7 @@ def test_only_a_part_of_a_long_text_is_tokenised(
 def test_part_grows_until_it_has_enough_tokens(tokenizer: TextTokenizer) -> None:
     # Spaces and long words have few tokens, so the first part has too few.
     text = ("x" * 150 + " y" + " " * 700) * 200
-    whole = tokenizer._shared.variant(MAX_TOKENS).encode(text)
+    whole = tokenizer.shared.variant(MAX_TOKENS).encode(text)
     assert tokenizer.encodings.truncated([text], MAX_TOKENS)[0].ids == whole.ids
 
 
@@ -119,20 +120,20 @@ def test_text_is_tokenised_whole_if_an_added_token_contains_a_space(
     tokenizer.add_tokens(["mat and " * 1000])
     served = served_by(tokenizer, small_artifact, tmp_path, MAX_TOKENS)
     text = "mat and " * 20_000
-    whole = served._shared.variant(MAX_TOKENS).encode(text)
+    whole = served.shared.variant(MAX_TOKENS).encode(text)
     assert len(whole.ids) == 2 + 20
     assert served.encodings.truncated([text], MAX_TOKENS)[0].ids == whole.ids
 
 
 def assert_pair(tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow) -> None:
     is_left = on_overflow == "truncate_left"
-    oracle = tokenizer._shared.variant(tokenizer._manifest.max_tokens, is_left=is_left)
+    oracle = tokenizer.shared.variant(tokenizer.manifest.max_tokens, is_left=is_left)
     expected = oracle.encode(*pair)
     if not expected.ids:
         with pytest.raises(InvalidInput, match="no tokens of its own"):
-            tokenizer.rows_of_pairs([pair], None, on_overflow)
+            PairRows(tokenizer).rows([pair], None, on_overflow)
         return
-    (row,) = tokenizer.rows_of_pairs([pair], None, on_overflow)
+    (row,) = PairRows(tokenizer).rows([pair], None, on_overflow)
     assert row.ids == expected.ids
     assert row.token_types == expected.type_ids
     assert row.truncated == bool(expected.overflowing)
@@ -177,10 +178,11 @@ def test_query_of_many_documents_is_tokenised_once(
         seen.extend(batch)
         return ordinary(batch)
 
-    monkeypatch.setattr(tokenizer._pairs, "_encode", recording)
+    monkeypatch.setattr(tokenizer.encodings, "without_special", recording)
     query = "the cat sat on the mat and looked " * 3_000
     documents = [f"document {index}" for index in range(50)]
-    rows = tokenizer.rows_of_pairs([(query, document) for document in documents], None, "truncate")
+    pairs = [(query, document) for document in documents]
+    rows = PairRows(tokenizer).rows(pairs, None, "truncate")
     assert len(rows) == 50
     assert len(seen) == 51
     assert max(map(len, seen)) < 2_000
@@ -203,10 +205,10 @@ def test_text_without_tokens_of_its_own_has_those_of_the_pair(
 def test_query_without_tokens_of_its_own_has_those_of_the_prompt(small_artifact: Artifact) -> None:
     manifest = replace(small_artifact.manifest, prompts={"ask": "question: "})
     tokenizer = TextTokenizer(Artifact(small_artifact.path, manifest), max_chars=1000)
-    (row,) = tokenizer.rows_of_pairs([("cat", "dog")], "ask", "truncate")
+    (row,) = PairRows(tokenizer).rows([("cat", "dog")], "ask", "truncate")
     assert len(row.ids) == 3 + 2 + 2  # question, :
     for query in NOTHING:
-        (own,) = tokenizer.rows_of_pairs([(query, "dog")], "ask", "truncate")
+        (own,) = PairRows(tokenizer).rows([(query, "dog")], "ask", "truncate")
         assert own.ids == [token for token in row.ids if token != tokenizer.token_id("cat")]
 
 
@@ -220,7 +222,7 @@ def test_text_without_any_token_is_refused(
     with pytest.raises(InvalidInput) as of_text:
         tokenizer.rows_of_texts(["cat", nothing], None, "truncate")
     with pytest.raises(InvalidInput) as of_pair:
-        tokenizer.rows_of_pairs([("cat", nothing), ("", nothing)], None, "truncate")
+        PairRows(tokenizer).rows([("cat", nothing), ("", nothing)], None, "truncate")
     for raised in (of_text, of_pair):
         assert (raised.value.code, raised.value.index) == ("no_tokens", 1)
 
@@ -230,7 +232,7 @@ def test_text_whose_tokens_the_prompt_absorbs_is_refused(
 ) -> None:
     made = TOKENIZERS["unigram"](small_artifact)
     served = served_by(made, small_artifact, tmp_path, MAX_TOKENS)
-    manifest = replace(served._manifest, prompts={"ask": "cat: "}, include_prompt=False)
+    manifest = replace(served.manifest, prompts={"ask": "cat: "}, include_prompt=False)
     tokenizer = TextTokenizer(Artifact(tmp_path, manifest), max_chars=1000)
     assert len(tokenizer.rows_of_texts(["cat"], "ask", "error")[0].ids) > 0
     with pytest.raises(InvalidInput, match="joins them to the prompt") as raised:
