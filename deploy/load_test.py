@@ -58,7 +58,7 @@ _WORDS = (
 
 
 @dataclass(frozen=True)
-class Kind:
+class ApiKind:
     """A kind of server API.
 
     Attributes:
@@ -73,14 +73,14 @@ class Kind:
 
 
 KINDS = {
-    "vitrine": Kind("/encode", lambda t, _: {"inputs": t}, lambda r: r["embeddings"][0]),
-    "openai": Kind(
+    "vitrine": ApiKind("/encode", lambda t, _: {"inputs": t}, lambda r: r["embeddings"][0]),
+    "openai": ApiKind(
         "/v1/embeddings",
         lambda texts, model: {"input": texts, "model": model},
         lambda response: response["data"][0]["embedding"],
     ),
-    "tei": Kind("/embed", lambda texts, _: {"inputs": texts}, lambda response: response[0]),
-    "infinity": Kind(
+    "tei": ApiKind("/embed", lambda texts, _: {"inputs": texts}, lambda response: response[0]),
+    "infinity": ApiKind(
         "/embeddings",
         lambda texts, model: {"input": texts, "model": model},
         lambda response: response["data"][0]["embedding"],

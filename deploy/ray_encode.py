@@ -109,7 +109,7 @@ class Input:
 
 
 @dataclass(frozen=True)
-class Part:
+class OutputPart:
     """A part of the output, and the `readers.Plan` that reads its records only.
 
     Attributes:
@@ -172,12 +172,12 @@ class ClusterJob:
         """Numbers of all parts."""
         return range(-(-self.rows // self.options.part_rows))
 
-    def part(self, number: int) -> Part:
+    def part(self, number: int) -> OutputPart:
         """Return a part by its number."""
         first = number * self.options.part_rows
-        return Part(number, first, min(first + self.options.part_rows, self.rows))
+        return OutputPart(number, first, min(first + self.options.part_rows, self.rows))
 
-    def read(self, part: Part) -> Iterator[Block]:
+    def read(self, part: OutputPart) -> Iterator[Block]:
         """Yield the records of a part.
 
         Raises:
@@ -194,7 +194,7 @@ class ClusterJob:
                 yield from (block for block in blocks if block.columns)
 
 
-async def encode_part(job: ClusterJob, opened: OpenJob, part: Part) -> Progress:
+async def encode_part(job: ClusterJob, opened: OpenJob, part: OutputPart) -> Progress:
     """Encode a part, write its file, and return its counts.
 
     Raises:
@@ -505,7 +505,7 @@ def _errors_of_parts(job: ClusterJob, numbers: Sequence[int]) -> dict[int, int]:
         return {n: count for n, count in zip(numbers, errors, strict=True) if count is not None}
 
 
-def _errors_of(job: ClusterJob, part: Part) -> int | None:
+def _errors_of(job: ClusterJob, part: OutputPart) -> int | None:
     """Return the number of errors of a finished part; None: its file is damaged."""
     location = job.output / f"{part.stem}.parquet"
     try:

@@ -141,7 +141,7 @@ def _export_options(engine: str, precision: Precision) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class _Entry:
+class _CachedModel:
     """A model in the cache.
 
     Attributes:
@@ -244,7 +244,7 @@ class _Entry:
         return path
 
 
-def _entry(name: str, options: Sequence[str], cache: Path) -> _Entry:
+def _entry(name: str, options: Sequence[str], cache: Path) -> _CachedModel:
     """Return the entry of a model.
 
     Raises:
@@ -260,8 +260,8 @@ def _entry(name: str, options: Sequence[str], cache: Path) -> _Entry:
         raise ArtifactError(str(error)) from error
     if source is not None:
         folder = cache / _file_name(source.name)
-        return _Entry(name, None, content_sha256(source.folder), options, folder)
-    return _Entry(model, revision or "main", None, options, cache / _file_name(model))
+        return _CachedModel(name, None, content_sha256(source.folder), options, folder)
+    return _CachedModel(model, revision or "main", None, options, cache / _file_name(model))
 
 
 def _file_name(model: str) -> str:

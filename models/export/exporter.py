@@ -44,8 +44,8 @@ from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.onnx_graph import OPSET, VERSIONS, graph_for, trace, write_weights
 from models.export.pair_template import template_of_hub
 from models.export.parity import (
-    Case,
     Parity,
+    ParityCase,
     adapters_in_turn,
     measure_parity,
     reference_cases,
@@ -194,7 +194,10 @@ def export(
 
 
 def _compare(
-    cases: Sequence[Case], graphs: Sequence[Graph], folder: Path, report: Callable[[str], None]
+    cases: Sequence[ParityCase],
+    graphs: Sequence[Graph],
+    folder: Path,
+    report: Callable[[str], None],
 ) -> list[Parity]:
     """Compare the graphs with PyTorch whose engines are usable on this machine."""
     parity: list[Parity] = []

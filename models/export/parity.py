@@ -48,7 +48,7 @@ class Parity:
 
 
 @dataclass(frozen=True)
-class Case:
+class ParityCase:
     """A test case: batches of rows, and the rows' vectors computed by PyTorch.
 
     Attributes:
@@ -63,7 +63,7 @@ class Case:
     expected: Results
 
 
-def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> list[Case]:
+def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> list[ParityCase]:
     """Return the test cases for a model's graphs.
 
     The expected vectors are computed by PyTorch, one row at a time.
@@ -114,7 +114,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
     expected = reference_outputs(model, rows, None, adapters, types, unattended, words, labels)
     of_longest = words_in_turn(model, longest)
     cases = [
-        Case(
+        ParityCase(
             "check inputs",
             tuple(
                 pack(
@@ -129,7 +129,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
             ),
             {output: np.asarray(check.outputs[output], np.float32) for output in outputs},
         ),
-        Case(
+        ParityCase(
             "each row alone",
             (
                 *(packed([i]) for i in range(len(rows))),
@@ -142,20 +142,20 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
                 ]
             ),
         ),
-        Case("in batches", (packed(shorter), packed(longer)), joined(expected)),
-        Case("batch, shuffled", (packed(order),), joined([expected[i] for i in order])),
+        ParityCase("in batches", (packed(shorter), packed(longer)), joined(expected)),
+        ParityCase("batch, shuffled", (packed(order),), joined([expected[i] for i in order])),
     ]
     first = OUTPUTS[model.outputs[0]]
     is_pooled = not (first.per_token or first.per_pair or model.reads_first_tokens)
     if is_pooled:  # otherwise prompts are not supported
         batches = packed(shorter, skips_prompts=True), packed(longer, skips_prompts=True)
         pooled = reference_outputs(model, rows, prompts, adapters, types, unattended)
-        cases.append(Case("prompts not pooled", batches, joined(pooled)))
+        cases.append(ParityCase("prompts not pooled", batches, joined(pooled)))
     return cases
 
 
 def measure_parity(
-    cases: Sequence[Case], artifact: Artifact, name: str, precision: Precision
+    cases: Sequence[ParityCase], artifact: Artifact, name: str, precision: Precision
 ) -> list[Parity]:
     """Compare an engine's vectors with PyTorch's; return the parity of each test case.
 

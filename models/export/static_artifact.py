@@ -8,7 +8,7 @@ from torch.nn.functional import embedding, embedding_bag
 
 from models.artifact import EMBEDDINGS, TABLE_ENGINE, Check, Graph, Manifest, sha256
 from models.export.model_folder import CheckpointError, ModelFolder
-from models.export.parity import Case, Results
+from models.export.parity import ParityCase, Results
 from models.export.sources import CheckpointSource
 from models.export.static import StaticModel
 from models.packing import NO_ADAPTER, pack
@@ -46,7 +46,7 @@ def static_check(model: StaticModel, texts: Sequence[str], limit: int) -> Check:
     return Check(rows, outputs, list(texts), [NO_ADAPTER] * len(rows), [], [0] * len(rows))
 
 
-def static_cases(model: StaticModel, check: Check) -> list[Case]:
+def static_cases(model: StaticModel, check: Check) -> list[ParityCase]:
     """Return the test cases that compare the engine with PyTorch; see `models.export.parity`."""
     rng = np.random.default_rng(0)
     ids = np.flatnonzero(model.table.any(1).numpy())
@@ -54,9 +54,9 @@ def static_cases(model: StaticModel, check: Check) -> list[Case]:
     expected: Results = {"pooled": np.array(_means(model, rows), np.float32)}
     of_check: Results = {"pooled": np.array(check.outputs["pooled"], np.float32)}
     return [
-        Case("check inputs", tuple(pack([row]) for row in check.rows), of_check),
-        Case("each row alone", tuple(pack([row]) for row in rows), expected),
-        Case("in a batch", (pack(rows),), expected),
+        ParityCase("check inputs", tuple(pack([row]) for row in check.rows), of_check),
+        ParityCase("each row alone", tuple(pack([row]) for row in rows), expected),
+        ParityCase("in a batch", (pack(rows),), expected),
     ]
 
 

@@ -23,7 +23,7 @@ from models.gradients.results import (
     Faithfulness,
     FaithfulnessPoint,
     RemovalEffect,
-    UnitEffect,
+    UnitRemoval,
 )
 
 Array = NDArray[np.float64]
@@ -90,7 +90,7 @@ def faithfulness(
         # Every order has as many points, so the mean over all of them is the mean over the orders.
         random=_mean([point for order in orders for point in points(order)]),
         effects=tuple(
-            UnitEffect(tuple(tokens), float(score), float(effect))
+            UnitRemoval(tuple(tokens), float(score), float(effect))
             for tokens, score, effect in zip(units.tokens, unit_scores, effects, strict=True)
         ),
         rank_correlation=rank_correlation(unit_scores, effects),

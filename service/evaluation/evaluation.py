@@ -35,7 +35,7 @@ from service.bulk.sources import reading
 from service.evaluation.collection import CollectionFiles, JudgedTexts, read_collection
 from service.evaluation.comparison import TOP
 from service.evaluation.measures import Measure, means, measure
-from service.evaluation.ranking import Rankings, Similarity, Vectors, rank
+from service.evaluation.ranking import Rankings, VectorFiles, VectorSpace, rank
 from service.evaluation.server import ServerJob, encode_on_server
 from service.inference.results.quantization import make_quantizer
 
@@ -176,14 +176,14 @@ def _check_versions(options: EvaluationOptions) -> None:
             )
 
 
-def _similarity(options: EvaluationOptions) -> Similarity:
+def _similarity(options: EvaluationOptions) -> VectorSpace:
     """Return how the model's vectors are compared.
 
     Raises:
         OptionError: It has no vectors.
     """
     if isinstance(options.documents, ServerJob):
-        return Similarity("cosine", 0)
+        return VectorSpace("cosine", 0)
     manifest = Artifact.load(options.documents.model, options.documents.signer).manifest
     kinds = {_kind(own) for own in (options.documents, options.queries)}
     if manifest.similarity is None or kinds & {"scores", "labels"}:
@@ -191,7 +191,7 @@ def _similarity(options: EvaluationOptions) -> Similarity:
             f"the model {manifest.name} has no vectors to search with; a reranker ranks what "
             "another model has found: give it as --reranker"
         )
-    return Similarity(manifest.similarity, manifest.vocab_size)
+    return VectorSpace(manifest.similarity, manifest.vocab_size)
 
 
 def _kind(job: Job) -> Kind:
@@ -199,7 +199,7 @@ def _kind(job: Job) -> Kind:
 
 
 def _ranked(
-    options: EvaluationOptions, texts: JudgedTexts, similarity: Similarity, report: Report
+    options: EvaluationOptions, texts: JudgedTexts, similarity: VectorSpace, report: Report
 ) -> Rankings:
     job, quantizer = options.documents, None
     if isinstance(job, BulkOptions) and job.dtype not in ("float32", "float16"):
@@ -210,8 +210,8 @@ def _ranked(
             *(dtype, artifact.manifest, calibration), *(job.dimensions, None, None)
         )
     folder = options.folder
-    documents = Vectors(folder / "documents", texts.document_ids, _kind(job), quantizer)
-    queries = Vectors(folder / "queries", texts.query_ids, _kind(options.queries))
+    documents = VectorFiles(folder / "documents", texts.document_ids, _kind(job), quantizer)
+    queries = VectorFiles(folder / "queries", texts.query_ids, _kind(options.queries))
     progress = Progress(stage="ranking")
     progress.start()
 

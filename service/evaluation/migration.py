@@ -21,7 +21,7 @@ from service.bulk.options import ERROR, ROW, OptionError
 from service.evaluation.comparison import Evaluated
 from service.evaluation.maps import Map, Matrix, fit_maps
 from service.evaluation.measures import means, measure, parse_measures
-from service.evaluation.ranking import Rankings, Similarity, Vectors, rank
+from service.evaluation.ranking import Rankings, VectorFiles, VectorSpace, rank
 from service.model_cache import required_signer
 
 # Settings of the jobs whose vectors are not those that a service returns by default.
@@ -101,7 +101,7 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
             "vitrine eval --known-items makes them"
         )
     artifacts = [_artifact(own) for own in (old, new)]
-    spaces = [Similarity(_similarity(a), a.manifest.vocab_size) for a in artifacts]
+    spaces = [VectorSpace(_similarity(a), a.manifest.vocab_size) for a in artifacts]
     pairs = _pairs(old, new)
     if len(pairs[0]) < _MIN_PAIRS:
         raise OptionError(f"{len(pairs[0])} documents have both vectors; a map needs {_MIN_PAIRS}")
@@ -109,11 +109,11 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
     # Queries take turns, so that both halves are of all parts of the collection.
     choosing, measuring = judged[::2], judged[1::2]
 
-    def search(queries: Vectors, index: Evaluated, similarity: Similarity) -> Rankings:
-        documents = Vectors(index.folder / "documents", _ids(index, "documents"), "dense")
+    def search(queries: VectorFiles, index: Evaluated, similarity: VectorSpace) -> Rankings:
+        documents = VectorFiles(index.folder / "documents", _ids(index, "documents"), "dense")
         return rank(queries, documents, similarity, _DEPTH)
 
-    queries = [Vectors(e.folder / "queries", _ids(e, "queries"), "dense") for e in (old, new)]
+    queries = [VectorFiles(e.folder / "queries", _ids(e, "queries"), "dense") for e in (old, new)]
     rankings = {FULL: search(queries[1], new, spaces[1]), OLD: search(queries[0], old, spaces[0])}
     if pairs[0].shape[1] == pairs[1].shape[1]:
         rankings[UNMAPPED] = search(queries[1], old, spaces[0])
@@ -121,7 +121,7 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
         for form, map_ in maps.items():
             folder = Path(name) / form.replace(" ", "-")
             _write_mapped(new.folder / "queries", folder, map_, artifacts[0].manifest.normalize)
-            rankings[form] = search(Vectors(folder, queries[1].ids, "dense"), old, spaces[0])
+            rankings[form] = search(VectorFiles(folder, queries[1].ids, "dense"), old, spaces[0])
 
     def recalls(half: Sequence[str]) -> dict[str, float]:
         some = {query: judgements[query] for query in half}
@@ -194,7 +194,7 @@ def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
     step = -(-len(_ids(new, "documents")) // _MAX_PAIRS)
     found = []
     for own in (old, new):
-        blocks = Vectors(own.folder / "documents", (), "dense").blocks(4096)
+        blocks = VectorFiles(own.folder / "documents", (), "dense").blocks(4096)
         rows: list[NDArray[np.int64]] = []
         vectors: list[NDArray[np.float32]] = []
         for block in blocks:

@@ -32,7 +32,7 @@ _DOCUMENTS, _QUERIES, _DIVIDED = 1024, 1024, 128
 
 
 @dataclass(frozen=True)
-class Vectors:
+class VectorFiles:
     """The vectors of documents or queries: the output of a bulk job.
 
     Attributes:
@@ -58,7 +58,7 @@ class Vectors:
                     yield batch
 
 
-class Similarity(NamedTuple):
+class VectorSpace(NamedTuple):
     """How a model's vectors are compared.
 
     Attributes:
@@ -71,9 +71,9 @@ class Similarity(NamedTuple):
 
 
 def rank(
-    queries: Vectors,
-    documents: Vectors,
-    similarity: Similarity,
+    queries: VectorFiles,
+    documents: VectorFiles,
+    similarity: VectorSpace,
     depth: int,
     report: Callable[[float], None] = lambda _: None,
 ) -> Rankings:
@@ -143,7 +143,7 @@ class _Best:
 
 
 def _scores(
-    queries: pa.RecordBatch, documents: pa.RecordBatch, of: Vectors, similarity: Similarity
+    queries: pa.RecordBatch, documents: pa.RecordBatch, of: VectorFiles, similarity: VectorSpace
 ) -> Scores:
     """Return the similarity of each query with each document, `(N, M)`."""
     if of.kind == "sparse":

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from tests.benchmarks.comparison import Comparison, Figures, markdown, number, parser, report
-from tests.benchmarks.servers import Kind, Server
+from tests.benchmarks.comparison import Figures, Turns, markdown, number, parser, report
+from tests.benchmarks.servers import ServerKind, ServerProcess
 from tests.benchmarks.workloads import WORKLOADS, mixed_texts
 
 _ROOT = Path(__file__).parents[2]
@@ -30,7 +30,7 @@ def main() -> None:
     options.add_argument("commit", help="commit, branch or tag")
     options.add_argument("--rows", type=int, default=1_000, help="texts of the bulk job")
     arguments = options.parse_args()
-    comparison = Comparison(_OTHER)
+    comparison = Turns(_OTHER)
     with tempfile.TemporaryDirectory() as name:
         texts = Path(name) / "texts.jsonl"
         lines = (json.dumps({"text": text}) + "\n" for text in mixed_texts(arguments.rows))
@@ -91,7 +91,7 @@ def _exported(tree: Path) -> Path:
 def _figures(texts: Path, seconds: int, tree: Path, artifact: Path) -> Figures:
     """Return the figures of a tree; documents take three loads' time, because they are few."""
     command = (sys.executable, "-m", "service", f"--model.path={artifact}", "--server.port={port}")
-    with Server(Kind(command, directory=tree, variables=_variables(tree))) as server:
+    with ServerProcess(ServerKind(command, directory=tree, variables=_variables(tree))) as server:
         figures = {"start, s": server.ready_s}
         for name, workload in WORKLOADS.items():
             loop_s = server.loop_s()

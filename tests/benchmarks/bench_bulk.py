@@ -23,7 +23,7 @@ from pathlib import Path
 from models.export.sources import resolve
 from tests.benchmarks.bench_engines import bare_engine, refer_to_best_peers, token_ids
 from tests.benchmarks.bench_servers import ARTIFACT, export_int8, int8_artifact
-from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
+from tests.benchmarks.comparison import Figures, Measure, Turns, parser, report
 from tests.benchmarks.libraries import library, sentence_transformers_file
 from tests.benchmarks.workloads import mixed_texts
 
@@ -73,7 +73,7 @@ def main() -> None:
             contenders[f"sentence-transformers, {backend}, {precision}"] = partial(
                 _peer, seconds, tokens
             )
-        comparison = Comparison(contenders_in_rows=True)
+        comparison = Turns(contenders_in_rows=True)
         comparison.measure(contenders, arguments.rounds)
     refer_to_best_peers(comparison, "tokens/s")
     references = comparison.references

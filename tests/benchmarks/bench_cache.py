@@ -13,15 +13,15 @@ from functools import partial
 from itertools import accumulate, islice
 
 from tests.benchmarks.comparison import (
-    Comparison,
     Figures,
     Measure,
+    Turns,
     markdown,
     number,
     parser,
     report,
 )
-from tests.benchmarks.servers import Server, vitrine
+from tests.benchmarks.servers import ServerProcess, vitrine
 from tests.benchmarks.workloads import random_text
 
 _PLAIN, _CACHED = "without cache", "with cache"
@@ -80,24 +80,24 @@ def main() -> None:
 
 def _compare(
     texts: Callable[[], Iterator[str]], rounds: int, seconds: int, cache_bytes: int
-) -> Comparison:
+) -> Turns:
     """Send a stream of texts to both services, each at its own pace."""
-    comparison = Comparison(_PLAIN)
+    comparison = Turns(_PLAIN)
     contenders: dict[str, Measure] = {}
     with ExitStack() as stack:
         for name, size in ((_PLAIN, 0), (_CACHED, cache_bytes)):
-            server = stack.enter_context(Server(vitrine(f"--cache.max_bytes={size}")))
-            contenders[name] = partial(_Stream(server, texts()).load, seconds)
+            server = stack.enter_context(ServerProcess(vitrine(f"--cache.max_bytes={size}")))
+            contenders[name] = partial(_WarmService(server, texts()).load, seconds)
         comparison.measure(contenders, rounds, warm_up=False)
     if comparison.problems:
         report(comparison)
     return comparison
 
 
-class _Stream:
+class _WarmService:
     """A warm service and the texts that it gets."""
 
-    def __init__(self, server: Server, texts: Iterator[str]) -> None:
+    def __init__(self, server: ServerProcess, texts: Iterator[str]) -> None:
         self._server = server
         self._texts = texts
         self._requests = 0

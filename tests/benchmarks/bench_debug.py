@@ -5,8 +5,8 @@ The same load, in turns with and without a client that requests one attribution 
 
 from functools import partial
 
-from tests.benchmarks.comparison import Comparison, Figures, parser, report
-from tests.benchmarks.servers import Server, vitrine
+from tests.benchmarks.comparison import Figures, Turns, parser, report
+from tests.benchmarks.servers import ServerProcess, vitrine
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 _JOB = {
@@ -19,9 +19,9 @@ _JOB = {
 def main() -> None:
     """Run the benchmark and print its table."""
     options = parser(__doc__, rounds=5, seconds=10).parse_args()
-    comparison = Comparison("alone")
+    comparison = Turns("alone")
     # Under full load a job gets little CPU time and takes long.
-    with Server(vitrine("--debug.enabled=true", "--debug.deadline_s=120")) as server:
+    with ServerProcess(vitrine("--debug.enabled=true", "--debug.deadline_s=120")) as server:
         for name in ("one client", "short", "mixed"):
             load = (server, WORKLOADS[name], options.seconds)
             contenders = {"alone": partial(_alone, *load), "beside jobs": partial(_beside, *load)}
@@ -29,11 +29,11 @@ def main() -> None:
     report(comparison)
 
 
-def _alone(server: Server, workload: Workload, seconds: int) -> Figures:
+def _alone(server: ServerProcess, workload: Workload, seconds: int) -> Figures:
     return server.load(workload, seconds).figures()
 
 
-def _beside(server: Server, workload: Workload, seconds: int) -> Figures:
+def _beside(server: ServerProcess, workload: Workload, seconds: int) -> Figures:
     """Load the server beside a client with one job after the other."""
     with server.busy_client(_JOB, "/debug/attribute", seconds) as count:
         figures = _alone(server, workload, seconds)

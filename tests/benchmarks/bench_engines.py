@@ -44,7 +44,7 @@ from tests.benchmarks.bench_servers import (
     int8_artifact,
     our_kinds,
 )
-from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
+from tests.benchmarks.comparison import Figures, Measure, Turns, parser, report
 from tests.benchmarks.libraries import (
     SENTENCE_TRANSFORMERS,
     ctranslate2,
@@ -52,7 +52,7 @@ from tests.benchmarks.libraries import (
     library,
     sentence_transformers,
 )
-from tests.benchmarks.servers import Server
+from tests.benchmarks.servers import ServerProcess
 from tests.benchmarks.workloads import WORKLOADS
 
 # Number of texts of the first table.
@@ -162,11 +162,9 @@ def _entrants(
     }
 
 
-def _libraries(
-    environments: Path, texts: list[str], rows: list[list[int]], rounds: int
-) -> Comparison:
+def _libraries(environments: Path, texts: list[str], rows: list[list[int]], rounds: int) -> Turns:
     """Return the first table."""
-    comparison = Comparison(contenders_in_rows=True)
+    comparison = Turns(contenders_in_rows=True)
     tokens = sum(map(len, rows))
     with ExitStack() as stack:
         entrants = {
@@ -194,7 +192,7 @@ def _precision(entrant: tuple[str, object]) -> str:
     return entrant[0].rpartition(", ")[2]
 
 
-def refer_to_best_peers(comparison: Comparison, figure: str) -> None:
+def refer_to_best_peers(comparison: Turns, figure: str) -> None:
     """Let ratios be to the best backend of sentence-transformers in a contender's precision."""
     names = list(comparison.figures[figure])
     for name in names:
@@ -205,12 +203,12 @@ def refer_to_best_peers(comparison: Comparison, figure: str) -> None:
             comparison.references[name] = best
 
 
-def _limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int) -> Comparison:
+def _limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int) -> Turns:
     """Return the second table, whose ratios are to the bare engine."""
-    comparison = Comparison("bare engine")
+    comparison = Turns("bare engine")
     for precision, dtype in _TORCH_DTYPES.items():
         if kind := our_kinds(environments).get(precision):
-            with Server(kind) as server:
+            with ServerProcess(kind) as server:
                 contenders: dict[str, Measure] = {
                     "service": partial(_service, server, seconds),
                     "bare engine": partial(_bare, bare_engine(precision, rows), seconds),
@@ -220,7 +218,7 @@ def _limits(environments: Path, rows: list[list[int]], rounds: int, seconds: int
     return comparison
 
 
-def _service(server: Server, seconds: int) -> Figures:
+def _service(server: ServerProcess, seconds: int) -> Figures:
     """Count requests that wrk abandoned too: their CPU time is included."""
     before = _tokens_run(server), server.cpu_s()
     server.load(WORKLOADS["mixed"], seconds)
@@ -228,7 +226,7 @@ def _service(server: Server, seconds: int) -> Figures:
     return {"tokens per CPU second": tokens / cpu_s}
 
 
-def _tokens_run(server: Server) -> float:
+def _tokens_run(server: ServerProcess) -> float:
     metrics = server.metrics()
     return sum(v for name, v in metrics.items() if name.startswith("vitrine_batch_tokens_sum"))
 

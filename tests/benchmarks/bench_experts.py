@@ -18,7 +18,7 @@ from models.export.exporter import export
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.packing import PackedBatch, pack
-from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
+from tests.benchmarks.comparison import Figures, Measure, Turns, parser, report
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
 
 _VOCABULARY = 1000
@@ -70,7 +70,7 @@ def _batches(lengths: list[int]) -> list[PackedBatch]:
 def main() -> None:
     """Run the benchmark and print its table."""
     rounds = parser(__doc__, rounds=5).parse_args().rounds
-    comparison = Comparison("no experts")
+    comparison = Turns("no experts")
     with tempfile.TemporaryDirectory() as folder:
         artifacts = {}
         for name, changes in _MODELS.items():

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from models.gradients.budget import removal_counts
-from tests.benchmarks.comparison import Comparison, report
+from tests.benchmarks.comparison import Turns, report
 from tests.benchmarks.explain.kinds import KINDS
 from tests.benchmarks.explain.methods import Explained, methods_of, text_of
-from tests.benchmarks.explain.served import ServedModel
-from tests.benchmarks.explain.tasks import Case, held_out_cases, variants_of_kind
+from tests.benchmarks.explain.served import TrainedModel
+from tests.benchmarks.explain.tasks import EvidenceCase, held_out_cases, variants_of_kind
 
 _FIRST = "Share of cases whose first word is a planted one"
 _THREE = "Share of cases with a planted word among the first three"
@@ -42,12 +42,12 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=200, help="held-out texts per variant")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    tables = {title: Comparison(contenders_in_rows=True) for title in MEASURES}
+    tables = {title: Turns(contenders_in_rows=True) for title in MEASURES}
     notes = []
     for kind in arguments.kinds:
         with (
             tempfile.TemporaryDirectory() as folder,
-            ServedModel(kind, Path(folder), _HIDDEN_SIZE, KINDS[kind].steps) as served,
+            TrainedModel(kind, Path(folder), _HIDDEN_SIZE, KINDS[kind].steps) as served,
         ):
             accuracy = served.check_accuracy(_ACCURACY_CASES)
             notes.append(f"- {kind}: held-out accuracy {accuracy:.3f}")
@@ -56,7 +56,7 @@ def main() -> None:
     report(*parts, "\n".join(notes))
 
 
-def measure(tables: Mapping[str, Comparison], served: ServedModel, cases: int) -> None:
+def measure(tables: Mapping[str, Turns], served: TrainedModel, cases: int) -> None:
     """Add the measures of all methods for all variants of a kind to the tables.
 
     Args:
@@ -70,7 +70,7 @@ def measure(tables: Mapping[str, Comparison], served: ServedModel, cases: int) -
 
 
 def _measure_variant(
-    tables: Mapping[str, Comparison], served: ServedModel, column: str, cases: Sequence[Case]
+    tables: Mapping[str, Turns], served: TrainedModel, column: str, cases: Sequence[EvidenceCase]
 ) -> None:
     known: list[dict[str, float]] = [{} for _ in cases]  # results that are not measured again
     for name, method in methods_of(served.kind).items():
@@ -89,14 +89,14 @@ def _measure_variant(
             tables[title].add(column, name, float(value))
 
 
-def _evidence(case: Case, explained: Explained) -> tuple[float, float, float]:
+def _evidence(case: EvidenceCase, explained: Explained) -> tuple[float, float, float]:
     planted = sorted(case.planted)
     is_planted = [index in case.planted for index in explained.order]
     return is_planted[0], any(is_planted[:3]), float((explained.values[planted] > 0).mean())
 
 
 def _faithfulness(
-    served: ServedModel, case: Case, order: Sequence[int], known: dict[str, float]
+    served: TrainedModel, case: EvidenceCase, order: Sequence[int], known: dict[str, float]
 ) -> tuple[float, float]:
     """Return comprehensiveness and sufficiency (DeYoung et al. 2020, arXiv:1911.03429).
 

@@ -19,8 +19,8 @@ from models.export.sources import resolve
 from service.inference.explain.deletion import unit_spans, without
 from service.inference.explain.options import TextUnit
 from tests.benchmarks.bench_rerank import RERANK, save_model
-from tests.benchmarks.comparison import Comparison, Figures, parser, report
-from tests.benchmarks.servers import Server, vitrine
+from tests.benchmarks.comparison import Figures, Turns, parser, report
+from tests.benchmarks.servers import ServerProcess, vitrine
 from tests.benchmarks.workloads import WORKLOADS
 
 Body = Mapping[str, object]
@@ -40,14 +40,14 @@ _REQUESTS = 5
 def main() -> None:
     """Run the benchmark and print its tables."""
     options = parser(__doc__, rounds=5, seconds=6).parse_args()
-    price, beside = Comparison("plain"), Comparison("alone")
+    price, beside = Turns("plain"), Turns("alone")
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         export(resolve(str(save_model(Path(temporary)))), Path(temporary) / "artifact")
         reranker = vitrine(f"--model.path={temporary}/artifact", api=RERANK)
         kinds = {"embedder": vitrine(), "reranker": reranker}
         if ENGINES["openvino"].unusable("bfloat16") is None:
             kinds["embedder, bfloat16"] = vitrine("--engine.precision=bfloat16")
-        servers = {name: stack.enter_context(Server(kind)) for name, kind in kinds.items()}
+        servers = {name: stack.enter_context(ServerProcess(kind)) for name, kind in kinds.items()}
         for model, server in servers.items():
             for name, bodies in _requests().items():
                 contenders = {
@@ -85,7 +85,7 @@ def _requests() -> dict[str, dict[str, Body]]:
     return requests | {"10 documents of 10 sentences, highlights": highlights}
 
 
-def _p50(server: Server, body: Body) -> Figures:
+def _p50(server: ServerProcess, body: Body) -> Figures:
     """Return the median time of requests that follow each other, and the tokens they cost."""
     times = []
     with server.awake():
@@ -98,11 +98,11 @@ def _p50(server: Server, body: Body) -> Figures:
     return {"p50, ms": statistics.median(times) * 1e3, "tokens": tokens}
 
 
-def _alone(server: Server, seconds: int) -> Figures:
+def _alone(server: ServerProcess, seconds: int) -> Figures:
     return server.load(WORKLOADS["short"], seconds).figures()
 
 
-def _beside(server: Server, seconds: int) -> Figures:
+def _beside(server: ServerProcess, seconds: int) -> Figures:
     body = {"queries": _QUERY, "documents": _PASSAGE, "explain": {"by": "sentences"}}
     with server.busy_client(body, "/score", seconds) as count:
         figures = _alone(server, seconds)

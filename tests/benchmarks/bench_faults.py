@@ -18,8 +18,8 @@ from pathlib import Path
 
 from tests.benchmarks.comparison import (
     BenchmarkError,
-    Comparison,
     Figures,
+    Turns,
     markdown,
     parser,
     report,
@@ -235,7 +235,7 @@ def main() -> None:
     """Run the benchmark and print its tables."""
     options = parser(__doc__, rounds=5).parse_args()
     service = Service()
-    attacks = Comparison(contenders_in_rows=True)
+    attacks = Turns(contenders_in_rows=True)
     faults: list[list[str]] = []
     try:
         with _watching(service):

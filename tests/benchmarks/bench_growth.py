@@ -14,8 +14,8 @@ from pathlib import Path
 
 from tests.benchmarks.bench_long import SMALL, random_artifact
 from tests.benchmarks.bench_servers import ARTIFACT, infinity, infinity_folder, tokens_per_request
-from tests.benchmarks.comparison import Comparison, Figures, parser, report
-from tests.benchmarks.servers import Api, Kind, Load, Server, vitrine
+from tests.benchmarks.comparison import Figures, Turns, parser, report
+from tests.benchmarks.servers import Api, Load, ServerKind, ServerProcess, vitrine
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 _OURS, _PEER = "Vitrine", "infinity"
@@ -42,7 +42,7 @@ def main() -> None:
         arguments.environments, folder, route, "--pooling-method=mean", "--engine=optimum"
     )
     beside = {_OURS: ours, _PEER: peer}
-    parts: list[str | Comparison] = [
+    parts: list[str | Turns] = [
         "One text per request, 16 clients, by words:",
         _grown(beside, _WORDS, lambda words: _workload(16, 1, words), rounds, seconds),
         "Texts of 12 words, two clients, by texts per request:",
@@ -64,16 +64,16 @@ def _workload(clients: int, texts: int, words: int) -> Workload:
 
 
 def _grown(
-    kinds: Mapping[str, Kind],
+    kinds: Mapping[str, ServerKind],
     values: Sequence[int],
     workload: Callable[[int], Workload],
     rounds: int,
     seconds: int,
-) -> Comparison:
+) -> Turns:
     """Compare servers, with the workload of each value."""
-    comparison = Comparison(_PEER)
+    comparison = Turns(_PEER)
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(Server(kind)) for name, kind in kinds.items()}
+        servers = {name: stack.enter_context(ServerProcess(kind)) for name, kind in kinds.items()}
         for value in values:
             load = _load_of(workload(value), seconds)
             contenders = {name: partial(load, server) for name, server in servers.items()}
@@ -81,26 +81,26 @@ def _grown(
     return comparison
 
 
-def _load_of(workload: Workload, seconds: int) -> Callable[[Server], Figures]:
+def _load_of(workload: Workload, seconds: int) -> Callable[[ServerProcess], Figures]:
     """Return the function that loads a server with a workload."""
     tokens = tokens_per_request(workload)
 
-    def load(server: Server) -> Figures:
+    def load(server: ServerProcess) -> Figures:
         return _figures(server, server.load(workload, seconds), tokens)
 
     return load
 
 
-def _figures(server: Server, load: Load, tokens: float) -> Figures:
+def _figures(server: ServerProcess, load: Load, tokens: float) -> Figures:
     resident_mb = server.resident_mb()
     return {"tokens/s": load.rate * tokens, "p50, ms": load.p50_ms, "resident, MB": resident_mb}
 
 
-def _long_texts(rounds: int, seconds: int) -> Comparison:
-    comparison = Comparison()
+def _long_texts(rounds: int, seconds: int) -> Turns:
+    comparison = Turns()
     with tempfile.TemporaryDirectory() as folder:
         artifact = random_artifact(Path(folder), "modernbert", max(_LONG), {**SMALL, **_WINDOWS})
-        with Server(vitrine(f"--model.path={artifact.path}")) as server:
+        with ServerProcess(vitrine(f"--model.path={artifact.path}")) as server:
             for tokens in _LONG:
                 text = " ".join(["w5"] * (tokens - 2))  # two special tokens
                 measure = partial(_long_text, server, text, tokens, 2 * seconds)
@@ -108,12 +108,12 @@ def _long_texts(rounds: int, seconds: int) -> Comparison:
     return comparison
 
 
-def _long_text(server: Server, text: str, tokens: int, seconds: int) -> Figures:
+def _long_text(server: ServerProcess, text: str, tokens: int, seconds: int) -> Figures:
     return _figures(server, server.load_bodies([{"inputs": text}], 1, seconds), tokens)
 
 
-def _models(rounds: int, seconds: int) -> Comparison:
-    comparison = Comparison()
+def _models(rounds: int, seconds: int) -> Turns:
+    comparison = Turns()
     texts = [text for texts in WORKLOADS["short"].requests() for text in texts]
     with tempfile.TemporaryDirectory() as folder:
         for count in _MODELS:
@@ -123,7 +123,7 @@ def _models(rounds: int, seconds: int) -> Comparison:
             bodies = [
                 {"inputs": text, "model": names[index % count]} for index, text in enumerate(texts)
             ]
-            with Server(
+            with ServerProcess(
                 vitrine(f"--models.folder={folder}", f"--models.default={names[0]}")
             ) as server:
                 measure = partial(_in_turn, server, bodies, seconds)
@@ -132,16 +132,18 @@ def _models(rounds: int, seconds: int) -> Comparison:
     return comparison
 
 
-def _in_turn(server: Server, bodies: Sequence[Mapping[str, object]], seconds: int) -> Figures:
+def _in_turn(
+    server: ServerProcess, bodies: Sequence[Mapping[str, object]], seconds: int
+) -> Figures:
     load = server.load_bodies(bodies, WORKLOADS["short"].clients, seconds)
     return {**load.figures(), "resident, MB": server.resident_mb()}
 
 
-def _cores(rounds: int, seconds: int) -> Comparison:
-    comparison = Comparison("one core")
+def _cores(rounds: int, seconds: int) -> Turns:
+    comparison = Turns("one core")
     kind = vitrine(f"--model.path={ARTIFACT}")
-    one = Kind(("taskset", "--cpu-list", "0", *kind.command), kind.api, kind.environment)
-    with Server(one) as one_core, Server(kind) as all_cores:
+    one = ServerKind(("taskset", "--cpu-list", "0", *kind.command), kind.api, kind.environment)
+    with ServerProcess(one) as one_core, ServerProcess(kind) as all_cores:
         load = _load_of(WORKLOADS["mixed"], seconds)
         contenders = {"one core": partial(load, one_core), "all cores": partial(load, all_cores)}
         comparison.measure(contenders, rounds)

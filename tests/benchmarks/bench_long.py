@@ -26,8 +26,8 @@ from models.export.sources import resolve
 from models.packing import pack
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT
-from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
-from tests.benchmarks.servers import Kind, Server, status_mb, vitrine
+from tests.benchmarks.comparison import Figures, Measure, Turns, parser, report
+from tests.benchmarks.servers import ServerKind, ServerProcess, status_mb, vitrine
 from tests.benchmarks.workloads import WORKLOADS
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 
@@ -93,9 +93,9 @@ def _peak_mb(run: Callable[[], object]) -> float:
     return status_mb("VmHWM") - before
 
 
-def _rows(folder: Path, family: str, lengths: Sequence[int], rounds: int) -> Comparison:
+def _rows(folder: Path, family: str, lengths: Sequence[int], rounds: int) -> Turns:
     """Compare one row in onnxruntime with transformers, whose attention PyTorch fuses."""
-    comparison = Comparison("PyTorch")
+    comparison = Turns("PyTorch")
     artifact = random_artifact(
         folder, family, max(lengths), SMALL | (_QWEN3 if family == "qwen3" else {})
     )
@@ -115,7 +115,7 @@ def _rows(folder: Path, family: str, lengths: Sequence[int], rounds: int) -> Com
     return comparison
 
 
-def _window(folder: Path, rounds: int) -> Comparison:
+def _window(folder: Path, rounds: int) -> Turns:
     """Compare the attention of a layer with a window with that of a full layer."""
     artifact = random_artifact(folder, "modernbert", 8192, _MODERNBERT)
     graph = artifact.path / artifact.graph("onnxruntime").file
@@ -133,14 +133,14 @@ def _window(folder: Path, rounds: int) -> Comparison:
         if event["ts"] >= end:  # not within another If
             outer.append(event["dur"])
             end = event["ts"] + event["dur"]
-    comparison = Comparison("full attention")
+    comparison = Turns("full attention")
     for name, times in (("full attention", outer[2::2]), ("window of 64", outer[3::2])):
         for us in times:
             comparison.add("8,192 tokens: attention, s", name, us / 1e6)
     return comparison
 
 
-def _tokenizer(rounds: int) -> Comparison:
+def _tokenizer(rounds: int) -> Turns:
     """Compare tokenising a megabyte in part and whole."""
     artifact = Artifact.load(ARTIFACT)
     served = TextTokenizer(artifact, max_chars=10**7)
@@ -151,16 +151,16 @@ def _tokenizer(rounds: int) -> Comparison:
         "in part": _timed(lambda: served.rows_of_texts([text], None, "truncate")),
         "whole": _timed(lambda: whole.encode_batch_fast([text])),
     }
-    comparison = Comparison("whole")
+    comparison = Turns("whole")
     comparison.measure(contenders, rounds, title="tokenising 1 MB for 256 tokens: ")
     return comparison
 
 
-def _beside(folder: Path, seconds: int) -> Comparison:
+def _beside(folder: Path, seconds: int) -> Turns:
     """Measure short texts beside texts of 8,192 tokens."""
     artifact = random_artifact(folder, "bert", 8192, SMALL)
-    comparison = Comparison()
-    with Server(vitrine(f"--model.path={artifact.path}")) as server, server.awake():
+    comparison = Turns()
+    with ServerProcess(vitrine(f"--model.path={artifact.path}")) as server, server.awake():
         long = " ".join(["w5"] * 8190)
         comparison.measure({"alone": _timed(lambda: server.encode([long]))}, 3, title="long text: ")
         for clients in (2, 6):
@@ -176,7 +176,7 @@ def _beside(folder: Path, seconds: int) -> Comparison:
     return comparison
 
 
-def _latencies(server: Server, text: str, end: float) -> list[float]:
+def _latencies(server: ServerProcess, text: str, end: float) -> list[float]:
     """Send a text again and again; return the latencies in seconds."""
     latencies: list[float] = []
     while time.monotonic() < end:
@@ -186,13 +186,13 @@ def _latencies(server: Server, text: str, end: float) -> list[float]:
     return latencies
 
 
-def _large(folder: Path, rounds: int, seconds: int) -> Comparison:
+def _large(folder: Path, rounds: int, seconds: int) -> Turns:
     """Compare a large model that is compiled once with one that is compiled twice."""
     artifact = random_artifact(folder, "bert", 512, _LARGE)
     model = f"--model.path={artifact.path}"
-    twice = Kind((sys.executable, "-c", _TWICE, model, "--server.port={port}"))
-    comparison = Comparison("compiled twice")
-    with Server(vitrine(model)) as once, Server(twice) as other:
+    twice = ServerKind((sys.executable, "-c", _TWICE, model, "--server.port={port}"))
+    comparison = Turns("compiled twice")
+    with ServerProcess(vitrine(model)) as once, ServerProcess(twice) as other:
         servers = {"compiled once": once, "compiled twice": other}
         for name, server in servers.items():
             comparison.add("BERT-large: resident, MB", name, server.resident_mb())
@@ -203,7 +203,7 @@ def _large(folder: Path, rounds: int, seconds: int) -> Comparison:
     return comparison
 
 
-def _load(server: Server, workload: str, seconds: int) -> Figures:
+def _load(server: ServerProcess, workload: str, seconds: int) -> Figures:
     return server.load(WORKLOADS[workload], seconds).figures()
 
 

@@ -23,8 +23,8 @@ import httpx2
 import numpy as np
 
 from tests.benchmarks.bench_servers import ARTIFACT
-from tests.benchmarks.comparison import Comparison, Figures, parser, report
-from tests.benchmarks.servers import Server, vitrine
+from tests.benchmarks.comparison import Figures, Turns, parser, report
+from tests.benchmarks.servers import ServerProcess, vitrine
 from tests.benchmarks.workloads import WORKLOADS, random_text
 
 _NAMES = [f"model{index}" for index in range(10)]
@@ -42,9 +42,9 @@ def main() -> None:
         for name in _NAMES:
             shutil.copytree(arguments.artifact, Path(folder) / name)
         ten = vitrine(f"--models.folder={folder}", f"--models.default={_FLOODING}")
-        models, flood = Comparison("one model"), Comparison("alone")
+        models, flood = Turns("one model"), Turns("alone")
         one = vitrine(f"--model.path={arguments.artifact}")
-        with Server(one) as one_model, Server(ten) as ten_models:
+        with ServerProcess(one) as one_model, ServerProcess(ten) as ten_models:
             contenders = {
                 "one model": partial(_in_turn, one_model, [None], arguments.seconds),
                 "ten models": partial(_in_turn, ten_models, _NAMES, arguments.seconds),
@@ -52,7 +52,7 @@ def main() -> None:
             models.measure(contenders, arguments.rounds, title="one client, short texts: ")
             models.add("resident, MB", "one model", one_model.resident_mb())
             models.add("resident, MB", "ten models", ten_models.resident_mb())
-        with Server(ten) as server:
+        with ServerProcess(ten) as server:
             load = (server, arguments.seconds, arguments.rate)
             pair = {"alone": partial(_alone, *load), "beside a flood": partial(_flooded, *load)}
             flood.measure(
@@ -63,7 +63,7 @@ def main() -> None:
     report(facts, models, flood)
 
 
-def _in_turn(server: Server, models: Sequence[str | None], seconds: int) -> Figures:
+def _in_turn(server: ServerProcess, models: Sequence[str | None], seconds: int) -> Figures:
     """Send short texts from one client, each to the next model."""
     texts = [text for request in WORKLOADS["one client"].requests() for text in request]
     pairs = zip(texts, cycle(models), strict=False)
@@ -71,13 +71,13 @@ def _in_turn(server: Server, models: Sequence[str | None], seconds: int) -> Figu
     return {"p50, ms": server.load_bodies(bodies, 1, seconds).p50_ms}
 
 
-def _alone(server: Server, seconds: int, rate: float) -> Figures:
+def _alone(server: ServerProcess, seconds: int, rate: float) -> Figures:
     with server.awake():
         latencies = asyncio.run(_paced(f"{server.url}/encode", seconds, rate))
     return {"p99, ms": float(np.percentile(latencies, 99))}
 
 
-def _flooded(server: Server, seconds: int, rate: float) -> Figures:
+def _flooded(server: ServerProcess, seconds: int, rate: float) -> Figures:
     """Measure beside 16 clients that send documents to another model."""
     requests = WORKLOADS["documents"].requests()
     bodies = [{"inputs": texts, "model": _FLOODING} for texts in requests]

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from models.add_layer_norm import add_layer_norm_with_sum, implementation
-from tests.benchmarks.comparison import Comparison, Measure, parser, report
+from tests.benchmarks.comparison import Measure, Turns, parser, report
 from tests.benchmarks.cuda_timer import capturable, cuda_seconds
 
 EPS = 1e-5
@@ -45,7 +45,7 @@ def fused(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Te
 
 
 def measure(
-    comparison: Comparison,
+    comparison: Turns,
     device: str,
     rows: int,
     width: int,
@@ -128,7 +128,7 @@ def main() -> None:
     if arguments.device == "cpu":
         keep_freed_memory()
         threads |= {1}
-    comparison = Comparison("eager")
+    comparison = Turns("eager")
     for number, dtype, width, count in itertools.product(sorted(threads), DTYPES, widths, rows):
         torch.set_num_threads(number)
         measure(comparison, arguments.device, count, width, dtype, arguments.rounds)

@@ -23,9 +23,9 @@ from models.engines import ENGINES
 from models.export.exporter import export
 from models.export.sources import resolve
 from tests.benchmarks.bench_servers import infinity
-from tests.benchmarks.comparison import Comparison, Figures, Measure, parser, report
+from tests.benchmarks.comparison import Figures, Measure, Turns, parser, report
 from tests.benchmarks.libraries import cross_encoder, library
-from tests.benchmarks.servers import Api, Kind, Server, vitrine
+from tests.benchmarks.servers import Api, ServerKind, ServerProcess, vitrine
 from tests.benchmarks.workloads import random_text
 
 _OURS = "Vitrine"
@@ -69,7 +69,7 @@ def save_model(folder: Path) -> Path:
     return saved
 
 
-def _kinds(environments: Path, model: Path, artifact: Path) -> dict[str, Kind]:
+def _kinds(environments: Path, model: Path, artifact: Path) -> dict[str, ServerKind]:
     """Return the servers of the comparison, by name."""
     ours = partial(
         vitrine, f"--model.path={artifact}", environment=environments / "vitrine", api=RERANK
@@ -92,7 +92,7 @@ def main() -> None:
         model = save_model(folder)
         export(resolve(str(model)), folder / "artifact")
         for name, kind in _kinds(options.environments, model, folder / "artifact").items():
-            server = stack.enter_context(Server(kind))
+            server = stack.enter_context(ServerProcess(kind))
             scores[name] = np.stack([_scores(server, request) for request in requests[:3]])
             contenders[name] = partial(_load, server, requests, options.seconds)
         start = partial(library, options.environments / "sentence-transformers", cross_encoder)
@@ -105,12 +105,12 @@ def main() -> None:
             tolerance = 0.01 if "bfloat16" in name else 1e-4
             expected = scores["sentence-transformers, torch"][:3]
             np.testing.assert_allclose(actual[:3], expected, atol=tolerance, err_msg=name)
-        comparison = Comparison(_OURS, contenders_in_rows=True)
+        comparison = Turns(_OURS, contenders_in_rows=True)
         comparison.measure(contenders, options.rounds)
     report(comparison)
 
 
-def _load(server: Server, requests: Sequence[_Request], seconds: int) -> Figures:
+def _load(server: ServerProcess, requests: Sequence[_Request], seconds: int) -> Figures:
     bodies = [{"query": query, "documents": texts} for query, texts in requests]
     return _rates(server.load_bodies(bodies, _CLIENTS, seconds).rate)
 
@@ -123,7 +123,7 @@ def _rates(requests_per_s: float) -> Figures:
     return {"requests/s": requests_per_s, "documents/s": _DOCUMENTS * requests_per_s}
 
 
-def _scores(server: Server, request: _Request) -> NDArray[np.float64]:
+def _scores(server: ServerProcess, request: _Request) -> NDArray[np.float64]:
     """Return the score of each document."""
     query, texts = request
     scores = np.empty(len(texts))

@@ -24,9 +24,9 @@ from tokenizers import Tokenizer
 from models.artifact import TOKENIZER, Artifact
 from models.engines import ENGINES, cosines
 from models.export.sources import resolve
-from tests.benchmarks.comparison import BenchmarkError, Comparison, Figures, parser, report
+from tests.benchmarks.comparison import BenchmarkError, Figures, Turns, parser, report
 from tests.benchmarks.peers import find_peer, parse_peers
-from tests.benchmarks.servers import Api, Client, Kind, Server, vitrine
+from tests.benchmarks.servers import Api, Client, ServerKind, ServerProcess, vitrine
 from tests.benchmarks.workloads import WORKLOADS, Workload
 
 ARTIFACT = Path("artifacts/all-MiniLM-L6-v2")
@@ -38,7 +38,7 @@ _INFINITY = {PEER: "optimum", "infinity, torch": "torch"}
 _MIN_COSINE, _MIN_COSINE_INT8 = 0.999, 0.99
 
 
-def our_kinds(environments: Path) -> dict[str, Kind]:
+def our_kinds(environments: Path) -> dict[str, ServerKind]:
     """Return our server in each precision that this CPU supports, as installed."""
     environment = environments / "vitrine"
     int8 = f"--model.path={int8_artifact(environments)}"
@@ -51,13 +51,13 @@ def our_kinds(environments: Path) -> dict[str, Kind]:
     return {name: kind for name, kind in kinds.items() if name not in unusable}
 
 
-def infinity(environments: Path, model: Path, api: Api, *options: str) -> Kind:
+def infinity(environments: Path, model: Path, api: Api, *options: str) -> ServerKind:
     """Return infinity, which looks for a graph in its working directory only."""
     environment = environments / "infinity"
     serve = (str((environment / "bin/infinity_emb").absolute()), "v2", "--port={port}")
     shared = ("--model-id=.", "--host=127.0.0.1", "--device=cpu")
     offline = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
-    return Kind((*serve, *shared, *options), api, environment, model, offline)
+    return ServerKind((*serve, *shared, *options), api, environment, model, offline)
 
 
 def int8_artifact(environments: Path) -> Path:
@@ -127,9 +127,9 @@ def compare_servers(environments: Path, urls: Mapping[str, str], rounds: int, se
         name: infinity(environments, model, api, "--pooling-method=mean", f"--engine={engine}")
         for name, engine in _INFINITY.items()
     }
-    comparison = Comparison(PEER)
+    comparison = Turns(PEER)
     with ExitStack() as stack:
-        servers = {name: stack.enter_context(Server(kind)) for name, kind in kinds.items()}
+        servers = {name: stack.enter_context(ServerProcess(kind)) for name, kind in kinds.items()}
         clients: dict[str, Client] = {**servers, **peers}
         texts = [text for request in WORKLOADS["mixed"].requests()[:200] for text in request]
         similarity = compare_vectors({n: client.encode(texts) for n, client in clients.items()})
@@ -202,7 +202,7 @@ def about_peers(names: list[str]) -> str:
     )
 
 
-def fairness(server: Server, seconds: int) -> str:
+def fairness(server: ServerProcess, seconds: int) -> str:
     """Return the latency of a text beside requests of 2,048 texts, also in batch durations."""
     texts = [text for request in WORKLOADS["mixed"].requests() for text in request]
     many = (texts * 2)[:2048]
@@ -227,7 +227,7 @@ def fairness(server: Server, seconds: int) -> str:
     )
 
 
-def _batches(server: Server) -> NDArray[np.float64]:
+def _batches(server: ServerProcess) -> NDArray[np.float64]:
     """Return the number of batches that the engine has run, and their total duration in seconds."""
     metrics = server.metrics()
     names = ("vitrine_batch_seconds_count", "vitrine_batch_seconds_sum")

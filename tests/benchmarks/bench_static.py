@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 import vitrine
 from models.export.exporter import export
 from models.export.sources import resolve
-from tests.benchmarks.servers import Api, Server
+from tests.benchmarks.servers import Api, ServerProcess
 from tests.benchmarks.servers import vitrine as served
 from tests.benchmarks.workloads import Workload, random_text
 from tests.models.static_models import random_vectors, save_model2vec
@@ -51,7 +51,7 @@ def main() -> None:
         export(resolve(str(folder / "model")), folder / "artifact")
         for format_name, fields in _FORMATS.items():
             kind = served(f"--model.path={folder / 'artifact'}", api=Api(fields=fields))
-            with Server(kind) as server:
+            with ServerProcess(kind) as server:
                 load = server.load(_WORKLOAD, options.seconds)
             texts = load.requests * _WORKLOAD.texts
             print(

@@ -34,7 +34,7 @@ class BenchmarkError(Exception):
     """A contender does not answer, fails requests or returns other results."""
 
 
-class Comparison:
+class Turns:
     """Figures of contenders that take turns.
 
     A ratio is the median of the rounds' ratios, because a machine's speed changes.
@@ -172,7 +172,7 @@ def parser(
     return options
 
 
-def report(*parts: str | Comparison) -> None:
+def report(*parts: str | Turns) -> None:
     """Print the parts below machine, date and command, and write them to a file in `build/bench`.
 
     Raises:
@@ -181,7 +181,7 @@ def report(*parts: str | Comparison) -> None:
     module = Path(sys.argv[0]).stem
     command = f"python -m tests.benchmarks.{module} {shlex.join(sys.argv[1:])}".strip()
     facts = f"{machine()}, {datetime.date.today()}\n\n`{command}`"
-    compared = [part for part in parts if isinstance(part, Comparison)]
+    compared = [part for part in parts if isinstance(part, Turns)]
     problems = [problem for comparison in compared for problem in comparison.problems]
     text = "\n\n".join([facts, *map(str, parts), *(f"- {problem}" for problem in problems)])
     print(text)

@@ -160,7 +160,7 @@ class Autoscaler:
 
 
 @dataclass
-class Outcome:
+class DayOutcome:
     """Result of one simulated day: latencies in seconds, differences of replicas by change."""
 
     latencies: list[float] = field(default_factory=list)
@@ -204,7 +204,7 @@ class Cluster:
     """
 
     def __init__(self, rule: Rule, start_s: float, tokens_per_s: float) -> None:
-        self.outcome = Outcome()
+        self.outcome = DayOutcome()
         self._start_s, self._tokens_per_s = start_s, tokens_per_s
         self._autoscaler = Autoscaler(rule)
         self._workers = [Worker(0.0, 0.0) for _ in range(rule.min_replicas)]
@@ -285,7 +285,7 @@ def simulate(
     *,
     start_s: float = 10,
     tokens_per_s: float = TOKENS_PER_S,
-) -> Outcome:
+) -> DayOutcome:
     """Return what happens to requests under a rule.
 
     Args:

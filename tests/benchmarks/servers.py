@@ -191,7 +191,7 @@ def _vectors(payload: Any) -> NDArray[np.float64] | None:  # noqa: ANN401
 
 
 @dataclass(frozen=True)
-class Kind:
+class ServerKind:
     """Command and API of a server.
 
     Attributes:
@@ -211,13 +211,13 @@ def vitrine(
     *options: str,
     environment: Path = Path(sys.prefix),
     api: Api = Api(),
-) -> Kind:
+) -> ServerKind:
     """Return our server with options of its command line, by default as installed here."""
     serve = str(environment.absolute() / "bin/vitrine-serve")
-    return Kind((serve, "--server.port={port}", *options), api, environment)
+    return ServerKind((serve, "--server.port={port}", *options), api, environment)
 
 
-class Server(Client):
+class ServerProcess(Client):
     """A server in a process of its own, which is suspended unless it is used.
 
     It is used by its methods and within `awake`, so even a server that polls takes no CPU time from
@@ -231,7 +231,7 @@ class Server(Client):
         RuntimeError: the server does not start.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: ServerKind) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         super().__init__(f"http://127.0.0.1:{self.port}", kind.api)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from tests.benchmarks.bench_servers import our_kinds
 from tests.benchmarks.comparison import parser
-from tests.benchmarks.servers import Server
+from tests.benchmarks.servers import ServerProcess
 from tests.benchmarks.workloads import WORKLOADS
 
 _SETTLED_S = 300
@@ -28,7 +28,7 @@ def main() -> None:
     kind = our_kinds(arguments.environments)[arguments.precision]
     kind = replace(kind, command=[*kind.command, f"--engine.name={arguments.engine}"])
     samples: list[tuple[float, float]] = []
-    with Server(kind) as server:
+    with ServerProcess(kind) as server:
         started = time.monotonic()
         for workload in itertools.cycle(WORKLOADS.values()):
             server.load(workload, arguments.seconds)

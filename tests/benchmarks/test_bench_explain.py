@@ -7,10 +7,10 @@ import pytest
 
 from service.inference.explain.deletion import effects_of, unit_spans, without
 from tests.benchmarks.bench_explain import MEASURES, measure
-from tests.benchmarks.comparison import BenchmarkError, Comparison
+from tests.benchmarks.comparison import BenchmarkError, Turns
 from tests.benchmarks.explain.kinds import KINDS
 from tests.benchmarks.explain.methods import METHODS, methods_of, text_of
-from tests.benchmarks.explain.served import ServedModel
+from tests.benchmarks.explain.served import TrainedModel
 from tests.benchmarks.explain.tasks import (
     DISTRACTORS,
     MASK,
@@ -46,14 +46,14 @@ def test_relevance_is_decided_by_the_concept_of_the_query() -> None:
 @pytest.fixture(scope="module", params=KINDS)
 def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ServedModel]:
-    with ServedModel(request.param, tmp_path_factory.mktemp("served"), 32, steps=3) as model:
+) -> Iterator[TrainedModel]:
+    with TrainedModel(request.param, tmp_path_factory.mktemp("served"), 32, steps=3) as model:
         yield model
 
 
 @pytest.mark.slow
-def test_every_method_explains_every_kind(served: ServedModel) -> None:
-    tables = {title: Comparison() for title in MEASURES}
+def test_every_method_explains_every_kind(served: TrainedModel) -> None:
+    tables = {title: Turns() for title in MEASURES}
     measure(tables, served, 2)
     variants = [f"{served.kind}, {variant}" for variant in variants_of_kind(served.kind)]
     for table in tables.values():
@@ -64,7 +64,7 @@ def test_every_method_explains_every_kind(served: ServedModel) -> None:
 
 
 @pytest.mark.slow
-def test_methods_explain_the_served_result(served: ServedModel) -> None:
+def test_methods_explain_the_served_result(served: TrainedModel) -> None:
     (case,) = held_out_cases(served.kind, "one word", 1)
     text = " ".join(case.text)
     assert text_of(case, range(len(case.text))) == text
@@ -97,6 +97,6 @@ def test_methods_explain_the_served_result(served: ServedModel) -> None:
 
 
 @pytest.mark.slow
-def test_model_that_did_not_learn_is_refused(served: ServedModel) -> None:
+def test_model_that_did_not_learn_is_refused(served: TrainedModel) -> None:
     with pytest.raises(BenchmarkError, match=f"the model {served.kind} did not learn its task"):
         served.check_accuracy(50)

@@ -16,9 +16,9 @@ import pytest
 
 from tests.benchmarks import comparison
 from tests.benchmarks.bench_servers import OURS, PEER, compare_vectors
-from tests.benchmarks.comparison import BenchmarkError, Comparison, Figures, cpu, report
+from tests.benchmarks.comparison import BenchmarkError, Figures, Turns, cpu, report
 from tests.benchmarks.peers import find_peer, parse_peers
-from tests.benchmarks.servers import Api, Client, Kind, Server
+from tests.benchmarks.servers import Api, Client, ServerKind, ServerProcess
 from tests.benchmarks.workloads import WORKLOADS
 from tests.eventually import eventually
 
@@ -212,7 +212,7 @@ def scripted(*results: Figures | BenchmarkError) -> Callable[[], Figures]:
 
 
 def test_figures_are_medians_and_ratios_are_medians_of_the_rounds_ratios() -> None:
-    rates = Comparison(PEER)
+    rates = Turns(PEER)
     contenders = {
         OURS: scripted(*({"rate": rate} for rate in (99.0, 2.0, 3.0, 8.0))),
         PEER: scripted(*({"rate": rate} for rate in (99.0, 1.0, 2.0, 2.0))),
@@ -226,7 +226,7 @@ def test_figures_are_medians_and_ratios_are_medians_of_the_rounds_ratios() -> No
 
 
 def test_contenders_may_be_rows_and_have_other_references() -> None:
-    rates = Comparison(PEER, contenders_in_rows=True)
+    rates = Turns(PEER, contenders_in_rows=True)
     rates.references[PEER] = OURS
     for name, rate, seconds in ((OURS, 3.0, 2000.0), (PEER, 1.5, 7.0)):
         rates.add("rate", name, rate)
@@ -248,16 +248,16 @@ def test_each_round_begins_with_the_next_contender() -> None:
 
         return measure
 
-    Comparison("a").measure({name: contender(name) for name in "abc"}, 3)
+    Turns("a").measure({name: contender(name) for name in "abc"}, 3)
     assert order == list("cababcbcacab")
     order.clear()
-    Comparison("a").measure({name: contender(name) for name in "ab"}, 1, warm_up=False)
+    Turns("a").measure({name: contender(name) for name in "ab"}, 1, warm_up=False)
     assert order == ["a", "b"]
 
 
 def test_contender_that_fails_is_named_and_the_others_are_measured() -> None:
     good, gone = {"rate": 2.0}, BenchmarkError("failed 3 requests")
-    rates = Comparison(PEER)
+    rates = Turns(PEER)
     contenders = {
         OURS: scripted(good, {"rate": 4.0}, {"rate": 6.0}),
         PEER: scripted(good, good, good),
@@ -274,7 +274,7 @@ def test_contender_that_fails_is_named_and_the_others_are_measured() -> None:
 
 
 def test_figures_without_those_of_the_reference_have_no_ratios() -> None:
-    rates = Comparison(PEER)
+    rates = Turns(PEER)
     rates.measure(
         {OURS: scripted({"rate": 15.0}), PEER: scripted(BenchmarkError())}, 1, warm_up=False
     )
@@ -303,7 +303,7 @@ def test_report_is_written_and_names_problems(
     monkeypatch.setattr(comparison, "_OUT", tmp_path / "bench")
     monkeypatch.setattr(sys, "argv", ["/path/bench_servers.py", "--rounds", "2"])
     report("| a table |")
-    incomplete = Comparison()
+    incomplete = Turns()
     incomplete.problems.append("'tei' is gone")
     with pytest.raises(SystemExit, match="the report is incomplete: 'tei' is gone"):
         report("| a table |", incomplete)
@@ -324,7 +324,9 @@ def test_server_is_suspended_unless_it_is_used(tmp_path: Path) -> None:
         "        self.wfile.write(b'[[1.0]]')\n"
         "http.server.HTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
     )
-    with Server(Kind((sys.executable, str(tmp_path / "server.py"), "{port}"))) as server:
+    with ServerProcess(
+        ServerKind((sys.executable, str(tmp_path / "server.py"), "{port}"))
+    ) as server:
 
         def is_suspended() -> bool:
             status = Path(f"/proc/{server.process.pid}/status").read_text()

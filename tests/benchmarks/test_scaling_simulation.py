@@ -12,7 +12,7 @@ from tests.benchmarks.scaling_simulation import (
     STABILIZATION_S,
     TOKENS_PER_S,
     Autoscaler,
-    Outcome,
+    DayOutcome,
     Rule,
     desired_replicas,
     simulate,
@@ -74,12 +74,12 @@ def test_full_queue_rejects_requests() -> None:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, Outcome]:
+def outcomes() -> dict[str, DayOutcome]:
     times, tokens = (array.tolist() for array in traffic(seed=1))
     return {name: simulate(times, tokens, rule) for name, rule in [("hpa", HPA), ("keda", KEDA)]}
 
 
-def test_rule_of_keda_keeps_the_day_below_500_ms(outcomes: dict[str, Outcome]) -> None:
+def test_rule_of_keda_keeps_the_day_below_500_ms(outcomes: dict[str, DayOutcome]) -> None:
     hpa, keda = outcomes["hpa"], outcomes["keda"]
     assert keda.p(99) <= 500
     assert keda.p(99) < hpa.p(99) <= 1000

@@ -218,7 +218,7 @@ class Deployment:
             pod.kill()
 
 
-class Cluster(NamedTuple):
+class SimulatedCluster(NamedTuple):
     """A Deployment behind two load balancers.
 
     Attributes:
@@ -249,7 +249,7 @@ def manifests(**changes: dict[str, float]) -> dict[str, Any]:
 
 
 @contextmanager
-def cluster(folder: Path, manifests: Mapping[str, Any]) -> Iterator[Cluster]:
+def cluster(folder: Path, manifests: Mapping[str, Any]) -> Iterator[SimulatedCluster]:
     """Yield a Deployment with two load balancers, which its ready pods are added to."""
     [container] = manifests["Deployment"]["spec"]["template"]["spec"]["containers"]
     port, ports = container["ports"][0]["containerPort"], (free_port(), free_port())
@@ -275,7 +275,7 @@ def cluster(folder: Path, manifests: Mapping[str, Any]) -> Iterator[Cluster]:
 
         deployment = Deployment(manifests, folder, report, ["first"])
         stack.callback(deployment.close)
-        yield Cluster(deployment, *(f"http://127.0.0.1:{port}" for port in ports))
+        yield SimulatedCluster(deployment, *(f"http://127.0.0.1:{port}" for port in ports))
 
 
 @contextmanager
@@ -307,7 +307,7 @@ def clients(url: str, count: int = 2) -> Iterator[Counter[str]]:
 @contextmanager
 def running(
     folder: Path, environment: Mapping[str, str], manifests: Mapping[str, Any]
-) -> Iterator[Cluster]:
+) -> Iterator[SimulatedCluster]:
     """Yield a cluster whose replicas are ready."""
     with cluster(folder, manifests) as own:
         own.deployment.apply(environment)

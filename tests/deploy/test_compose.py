@@ -65,7 +65,7 @@ def compose_command() -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Deployment:
+class ComposeDeployment:
     """Containers of `compose up`.
 
     Attributes:
@@ -138,13 +138,13 @@ def test_gpu_compose_file_changes_only_image_memory_and_device_of_the_workers() 
 
 
 @pytest.fixture(scope="module")
-def deployment() -> Iterator[Deployment]:
+def deployment() -> Iterator[ComposeDeployment]:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("", 0)) as other:
         address = f"127.0.0.1:{one.getsockname()[1]}"
         prometheus_port = str(other.getsockname()[1])
     keys = [{"name": name, "key": key, "scopes": [name]} for name, key in KEYS.items()]
     # Builds use the network and the package index of the machine that runs the tests.
-    deployed = Deployment(
+    deployed = ComposeDeployment(
         f"http://{address}",
         {
             "COMPOSE_PROJECT_NAME": "vitrine-test",
@@ -169,7 +169,7 @@ def deployment() -> Iterator[Deployment]:
 
 
 @contextmanager
-def clients(deployment: Deployment, count: int = 6) -> Iterator[Counter[str]]:
+def clients(deployment: ComposeDeployment, count: int = 6) -> Iterator[Counter[str]]:
     """Run clients that encode text after text without retries; yield their outcomes."""
     outcomes: Counter[str] = Counter()
     end = threading.Event()
@@ -207,7 +207,7 @@ def wait_for_more(outcomes: Counter[str], count: int = 100) -> None:
 
 
 def test_vectors_through_the_gateway_equal_those_of_the_service(
-    deployment: Deployment, minilm_client: TestClient
+    deployment: ComposeDeployment, minilm_client: TestClient
 ) -> None:
     texts = list(SENTENCES)
     actual = deployment.post("/encode", {"inputs": texts}).json()["embeddings"]
@@ -216,7 +216,7 @@ def test_vectors_through_the_gateway_equal_those_of_the_service(
 
 
 def test_request_beyond_the_retry_buffer_of_the_gateway_succeeds(
-    deployment: Deployment,
+    deployment: ComposeDeployment,
 ) -> None:
     response = deployment.post(
         "/encode", {"inputs": ["a text " + "x" * 300] * 2000, "dimensions": 2}
@@ -225,13 +225,13 @@ def test_request_beyond_the_retry_buffer_of_the_gateway_succeeds(
     assert len(response.json()["embeddings"]) == 2000
 
 
-def test_ready_worker_container_becomes_healthy(deployment: Deployment) -> None:
+def test_ready_worker_container_becomes_healthy(deployment: ComposeDeployment) -> None:
     worker = deployment.containers("encode")[0]
     health = ("docker", "inspect", "-f", "{{.State.Health.Status}}", worker)
     eventually(lambda: run(*health) == "healthy\n")
 
 
-def test_serving_image_is_below_405_mb_and_has_no_torch(deployment: Deployment) -> None:
+def test_serving_image_is_below_405_mb_and_has_no_torch(deployment: ComposeDeployment) -> None:
     del deployment
     layers = run("docker", "history", "--format", "{{.Size}} {{.CreatedBy}}", "vitrine:test")
     base = len(run("docker", "history", "-q", "python:3.11-slim-bookworm").splitlines())
@@ -244,7 +244,9 @@ def test_serving_image_is_below_405_mb_and_has_no_torch(deployment: Deployment) 
     assert run(*program) == "[None, None, None]\n"
 
 
-def test_no_request_fails_while_workers_crash_restart_and_scale(deployment: Deployment) -> None:
+def test_no_request_fails_while_workers_crash_restart_and_scale(
+    deployment: ComposeDeployment,
+) -> None:
     with clients(deployment) as outcomes:
         wait_for_more(outcomes)
         # Docker restarts a crashed container.
@@ -267,7 +269,7 @@ def test_no_request_fails_while_workers_crash_restart_and_scale(deployment: Depl
     assert outcomes.keys() == {"200"}, outcomes
 
 
-def test_stopped_worker_exits_with_status_0(deployment: Deployment) -> None:
+def test_stopped_worker_exits_with_status_0(deployment: ComposeDeployment) -> None:
     worker = deployment.containers("encode")[-1]
     run("docker", "stop", "--time", "120", worker)
     assert run("docker", "inspect", "-f", "{{.State.ExitCode}}", worker).strip() == "0"
@@ -275,7 +277,7 @@ def test_stopped_worker_exits_with_status_0(deployment: Deployment) -> None:
     deployment.wait_for("encode", 2)
 
 
-def test_debug_routes_require_the_debug_key(deployment: Deployment) -> None:
+def test_debug_routes_require_the_debug_key(deployment: ComposeDeployment) -> None:
     deployment.wait_for("debug", 1)
     assert deployment.post("/debug/attribute", NORM, key=None).status_code == 401
     assert deployment.post("/debug/attribute", NORM).status_code == 403
@@ -285,7 +287,7 @@ def test_debug_routes_require_the_debug_key(deployment: Deployment) -> None:
 
 
 def test_prometheus_scrapes_every_target_and_has_data_for_every_dashboard_query(
-    deployment: Deployment,
+    deployment: ComposeDeployment,
 ) -> None:
     url = f"http://127.0.0.1:{deployment.environment['PROMETHEUS_PORT']}/api/v1"
 
@@ -323,7 +325,7 @@ def test_prometheus_scrapes_every_target_and_has_data_for_every_dashboard_query(
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name.startswith("h2c, ")])
 def test_h2c_upgrade_through_the_gateway_gets_one_response_per_request(
-    deployment: Deployment, name: str
+    deployment: ComposeDeployment, name: str
 ) -> None:
     shape = SHAPES[name]
     with_key = JSON + b"Authorization: Bearer " + KEYS["encode"].encode() + b"\r\n"
@@ -333,7 +335,9 @@ def test_h2c_upgrade_through_the_gateway_gets_one_response_per_request(
     assert statuses == ([200] if "folded" in name else list(shape.statuses))
 
 
-def test_encoded_paths_do_not_bypass_the_rules_of_the_gateway(deployment: Deployment) -> None:
+def test_encoded_paths_do_not_bypass_the_rules_of_the_gateway(
+    deployment: ComposeDeployment,
+) -> None:
     def get(path: str, key: str) -> int:
         headers = f"Host: x\r\nAuthorization: Bearer {key}\r\nConnection: close\r\n"
         url = httpx2.URL(deployment.url)
@@ -354,7 +358,7 @@ def test_encoded_paths_do_not_bypass_the_rules_of_the_gateway(deployment: Deploy
 
 
 def test_gateway_errors_have_the_format_of_the_service(
-    deployment: Deployment,
+    deployment: ComposeDeployment,
 ) -> None:
     closed = httpx2.get(f"{deployment.url}/metrics")
     assert (closed.status_code, closed.json()["code"]) == (403, "forbidden")
@@ -370,7 +374,9 @@ def test_gateway_errors_have_the_format_of_the_service(
     assert deployment.post("/encode", {"inputs": "a"}).status_code == 200
 
 
-def test_worker_container_has_no_privileges_and_no_outbound_network(deployment: Deployment) -> None:
+def test_worker_container_has_no_privileges_and_no_outbound_network(
+    deployment: ComposeDeployment,
+) -> None:
     worker = deployment.containers("encode")[0]
     code = """
 import socket
@@ -395,13 +401,13 @@ except OSError as error:
 
 
 def test_local_model_folder_is_exported_and_served(
-    deployment: Deployment, minilm_folder: Path
+    deployment: ComposeDeployment, minilm_folder: Path
 ) -> None:
     # Symbolic links of a package manager would be dangling in the mount.
     source = ("-v", f"{minilm_folder.resolve()}:/source:ro")
     deployment.compose("run", "--rm", *source, "export", "/source", "--out", "/models/own")
     environment = {**deployment.environment, "VITRINE_MODEL": "/models/own"}
-    own = Deployment(deployment.url, environment)
+    own = ComposeDeployment(deployment.url, environment)
     own.scale(1)
     own.wait_until_served()
     response = own.post("/encode", {"inputs": "a text"})
@@ -410,13 +416,13 @@ def test_local_model_folder_is_exported_and_served(
 
 
 def test_model_is_exported_once_before_the_workers_start(
-    deployment: Deployment, minilm_folder: Path, tmp_path: Path
+    deployment: ComposeDeployment, minilm_folder: Path, tmp_path: Path
 ) -> None:
     source = {"volumes": [f"{minilm_folder.resolve()}:/source:ro"]}
     mounts = tmp_path / "mounts.yaml"
     mounts.write_text(yaml.safe_dump({"services": {"model": source, "encode": source}}))
     environment = {**deployment.environment, "VITRINE_MODEL": "/source"}
-    own = Deployment(deployment.url, environment, ("deploy/compose.model.yaml", str(mounts)))
+    own = ComposeDeployment(deployment.url, environment, ("deploy/compose.model.yaml", str(mounts)))
     for _ in range(2):
         own.compose("up", "-d", "--no-build", "gateway", "encode")
         own.wait_for("encode", 1)

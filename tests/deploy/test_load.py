@@ -45,7 +45,7 @@ class _JumpingSelector(selectors.SelectSelector):
         return super().select(0)
 
 
-class Stub:
+class StubServer:
     """Server that responds after a delay, and pauses once.
 
     Attributes:
@@ -80,7 +80,7 @@ class Stub:
 
 
 def simulate(
-    monkeypatch: pytest.MonkeyPatch, stub: Stub, *, generator_pause_s: float = 0.0
+    monkeypatch: pytest.MonkeyPatch, stub: StubServer, *, generator_pause_s: float = 0.0
 ) -> None:
     """Let the load test run in one process and in virtual time, against the stub."""
 
@@ -104,7 +104,7 @@ def simulate(
     monkeypatch.setattr(load_test, "run", run_simulated)
 
 
-def _client_of(stub: Stub) -> Callable[[load_test.LoadPlan], httpx.AsyncClient]:
+def _client_of(stub: StubServer) -> Callable[[load_test.LoadPlan], httpx.AsyncClient]:
     return lambda plan: httpx.AsyncClient(
         base_url=plan.target.url, transport=httpx.MockTransport(stub)
     )
@@ -127,7 +127,7 @@ def load_of(out: Path, *options: str) -> tuple[int, Mapping[str, Any]]:
 
 
 def test_percentiles_equal_known_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    simulate(monkeypatch, Stub(delays=(0.05,) * 9 + (0.3,)))
+    simulate(monkeypatch, StubServer(delays=(0.05,) * 9 + (0.3,)))
     status, result = load_of(tmp_path / "a", "--rates", "100", "--seconds", "11")
     assert status == 0
     assert result["outcomes"] == {"200": pytest.approx(1100, rel=0.1)}
@@ -144,7 +144,7 @@ PAUSE_S, RUN_S = 1.5, 11.0
 def test_open_loop_counts_the_wait_of_every_request_in_a_server_pause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulate(monkeypatch, Stub(delays=(0.005,), pause=(2.5, PAUSE_S)))
+    simulate(monkeypatch, StubServer(delays=(0.005,), pause=(2.5, PAUSE_S)))
     status, result = load_of(tmp_path / "a", "--rates", "100", "--seconds", f"{RUN_S}")
     assert status == 0
     # A request that arrives t seconds before the end of the pause waits for t seconds. So a share
@@ -160,7 +160,7 @@ def test_open_loop_counts_the_wait_of_every_request_in_a_server_pause(
 def test_closed_loop_hides_a_server_pause_from_the_p99(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulate(monkeypatch, Stub(delays=(0.005,), pause=(2.5, PAUSE_S)))
+    simulate(monkeypatch, StubServer(delays=(0.005,), pause=(2.5, PAUSE_S)))
     _, result = load_of(tmp_path / "a", "--clients", "4", "--seconds", f"{RUN_S}")
     assert result["latency_ms"]["p99"] == pytest.approx(5)
     assert result["latency_ms"]["max"] == pytest.approx(1e3 * PAUSE_S, abs=10)
@@ -169,7 +169,7 @@ def test_closed_loop_hides_a_server_pause_from_the_p99(
 def test_throughput_counts_responses_after_the_end_of_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulate(monkeypatch, Stub(pause=(0.0, 5.0)))
+    simulate(monkeypatch, StubServer(pause=(0.0, 5.0)))
     _, result = load_of(tmp_path / "a", "--rates", "50", "--seconds", "2")
     assert result["requests"] / result["completed_per_s"] == pytest.approx(5.0, abs=0.01)
 
@@ -177,7 +177,7 @@ def test_throughput_counts_responses_after_the_end_of_the_run(
 def test_pause_of_the_load_test_counts_as_latency_and_invalidates_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulate(monkeypatch, Stub(), generator_pause_s=1.0)
+    simulate(monkeypatch, StubServer(), generator_pause_s=1.0)
     status, result = load_of(tmp_path / "a", "--rates", "100", "--seconds", f"{RUN_S}")
     assert status == 2
     assert result["late"] == pytest.approx(1 / RUN_S, rel=0.3)
@@ -189,13 +189,13 @@ def test_pause_of_the_load_test_counts_as_latency_and_invalidates_the_run(
 @pytest.mark.parametrize(
     ("stub", "options", "message"),
     [
-        (Stub(delays=(0.1,)), ("--p99-ms", "50"), "p99 is 100.0 ms; the limit is 50 ms"),
+        (StubServer(delays=(0.1,)), ("--p99-ms", "50"), "p99 is 100.0 ms; the limit is 50 ms"),
         (
-            Stub(statuses=(200, 200, 200, 429)),
+            StubServer(statuses=(200, 200, 200, 429)),
             ("--error-rate", "0.1"),
             "requests failed; the limit is",
         ),
-        (Stub(changes=True), (), "vectors differ from those before the run"),
+        (StubServer(changes=True), (), "vectors differ from those before the run"),
     ],
     ids=["p99", "error rate", "vectors"],
 )
@@ -203,7 +203,7 @@ def test_exceeded_threshold_has_exit_status_1(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    stub: Stub,
+    stub: StubServer,
     options: tuple[str, ...],
     message: str,
 ) -> None:

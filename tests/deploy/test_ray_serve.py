@@ -56,7 +56,7 @@ cli()
 _UNLIMITED = {"X-Request-Timeout-Seconds": "0"}
 
 
-class Cluster(NamedTuple):
+class RayCluster(NamedTuple):
     """A running `serve run`.
 
     Attributes:
@@ -99,7 +99,7 @@ def cluster(
     other_artifact: Artifact,
     ray_environment: dict[str, str],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Cluster]:
+) -> Iterator[RayCluster]:
     """A cluster whose replicas serve two models, one on each node."""
     folder = tmp_path_factory.mktemp("serve")
     models = [
@@ -162,7 +162,7 @@ def cluster(
 
         logs = ray_folder / "session_latest" / "logs"
         url = f"http://{nodes[0].address}:{port}"
-        own = Cluster(url, nodes, log, process, logs, restart)
+        own = RayCluster(url, nodes, log, process, logs, restart)
         with nodes[0].entered():
             own.wait_until(lambda: is_ready(own.url))
             yield own
@@ -247,14 +247,14 @@ def has_succeeded(url: str, text: str, headers: Mapping[str, str], outcomes: Cou
     return response.is_success
 
 
-def wait_for_more(outcomes: Counter[str], cluster: Cluster) -> None:
+def wait_for_more(outcomes: Counter[str], cluster: RayCluster) -> None:
     """Wait until 50 further requests have succeeded at once."""
     total = outcomes["at once"] + 50
     cluster.wait_until(lambda: outcomes["at once"] >= total)
 
 
 def test_replica_returns_the_vectors_of_the_service_for_each_of_its_models(
-    cluster: Cluster, client: TestClient
+    cluster: RayCluster, client: TestClient
 ) -> None:
     body = {"inputs": list(SENTENCES)}
 
@@ -271,7 +271,7 @@ def test_replica_returns_the_vectors_of_the_service_for_each_of_its_models(
     assert np.abs(np.subtract(vectors(model="other"), expected)).max() > 0.01
 
 
-def test_replicas_scale_with_load_and_survive_a_crash(cluster: Cluster) -> None:
+def test_replicas_scale_with_load_and_survive_a_crash(cluster: RayCluster) -> None:
     cluster.wait_until(lambda: len(replicas()) == 1)
     info = httpx2.get(f"{cluster.url}/info", headers=_UNLIMITED, timeout=PATIENCE_S).json()
     assert info["threads"] == 1
@@ -289,7 +289,7 @@ def test_replicas_scale_with_load_and_survive_a_crash(cluster: Cluster) -> None:
 
 @pytest.mark.namespaces
 def test_every_request_is_answered_while_a_node_is_cut_off_and_its_replica_returns(
-    cluster: Cluster,
+    cluster: RayCluster,
 ) -> None:
     if len(cluster.nodes) == 1:
         pytest.skip("network namespaces cannot be made")

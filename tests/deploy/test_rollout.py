@@ -14,7 +14,7 @@ import pytest
 
 from models.artifact import Artifact
 from tests.deploy.kubelet import Pod
-from tests.deploy.simulated_cluster import Cluster, Deployment, clients, manifests, running
+from tests.deploy.simulated_cluster import Deployment, SimulatedCluster, clients, manifests, running
 from tests.eventually import eventually
 
 pytestmark = [
@@ -32,13 +32,15 @@ def environment(small_artifact: Artifact) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def own(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+def own(
+    environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SimulatedCluster]:
     """A cluster whose replicas are ready before and after each test."""
     with running(tmp_path_factory.mktemp("cluster"), environment, manifests()) as own:
         yield own
 
 
-def wait_for_more(cluster: Cluster, *outcomes: Counter[str]) -> None:
+def wait_for_more(cluster: SimulatedCluster, *outcomes: Counter[str]) -> None:
     """Wait until 20 further requests of each kind have succeeded."""
     totals = [own["200"] + 20 for own in outcomes]
     cluster.deployment.wait_until(
@@ -47,7 +49,7 @@ def wait_for_more(cluster: Cluster, *outcomes: Counter[str]) -> None:
 
 
 @contextmanager
-def without_failures(own: Cluster) -> Iterator[None]:
+def without_failures(own: SimulatedCluster) -> Iterator[None]:
     """Send requests to both load balancers until old pods have ended; all must succeed."""
     deployment = own.deployment
     deployment.fewest_ready = deployment.replicas
@@ -70,7 +72,9 @@ def process_of(pod: Pod) -> subprocess.Popen[bytes]:
     return pod.process
 
 
-def test_no_request_fails_during_rolling_updates(own: Cluster, environment: dict[str, str]) -> None:
+def test_no_request_fails_during_rolling_updates(
+    own: SimulatedCluster, environment: dict[str, str]
+) -> None:
     deployment = own.deployment
     first = list(deployment.pods)
     with without_failures(own):
@@ -81,7 +85,9 @@ def test_no_request_fails_during_rolling_updates(own: Cluster, environment: dict
     assert [pod.statuses for pod in first] == [[0], [0]]
 
 
-def test_drain_of_a_node_leaves_as_many_pods_as_the_disruption_budget_demands(own: Cluster) -> None:
+def test_drain_of_a_node_leaves_as_many_pods_as_the_disruption_budget_demands(
+    own: SimulatedCluster,
+) -> None:
     deployment = own.deployment
     [node] = deployment.nodes
     deployment.nodes.append("other")
@@ -94,7 +100,7 @@ def test_drain_of_a_node_leaves_as_many_pods_as_the_disruption_budget_demands(ow
 
 
 @pytest.mark.parametrize("fault", ["exits", "hangs"])
-def test_replica_that_never_gets_ready_stops_the_rollout(own: Cluster, fault: str) -> None:
+def test_replica_that_never_gets_ready_stops_the_rollout(own: SimulatedCluster, fault: str) -> None:
     deployment, old = own.deployment, list(own.deployment.pods)
     environment = deployment.environment
     with without_failures(own):

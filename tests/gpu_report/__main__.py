@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests.gpu_report.results import Result, read_results, write_report
+from tests.gpu_report.results import TableLine, read_results, write_report
 from tests.gpu_report.step import FAILED, STEPS
 
 _ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         (options.out / f"{letter}.jsonl").unlink(missing_ok=True)
     device = "cpu" if options.dry_run else options.device
     ends = time.monotonic() + 60 * options.minutes
-    results: list[Result] = []
+    results: list[TableLine] = []
     for done, letter in enumerate(letters):
         # What a step leaves of its share belongs to those after it.
         seconds = (ends - time.monotonic()) / (len(letters) - done)
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_step(
     letter: str, function: str, device: str, seconds: float, out: Path, grace_s: float = _GRACE_S
-) -> list[Result]:
+) -> list[TableLine]:
     """Run a step in a process of its own, and return its results.
 
     Args:
@@ -79,7 +79,7 @@ def run_step(
                 process.wait()
     results = read_results(out / f"{letter}.jsonl")
     if end and not any(result.table == FAILED for result in results):
-        results.append(Result(letter, FAILED, {"error": end}, passes=False))
+        results.append(TableLine(letter, FAILED, {"error": end}, passes=False))
     return results
 
 

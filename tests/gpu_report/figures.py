@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tests.gpu_report.results import Result, Row, table_lines
+from tests.gpu_report.results import Row, TableLine, table_lines
 
 _PAGE = Path(__file__).parents[1] / "benchmarks/README.md"
 _MARKED = re.compile(r"(<!-- gpu-report -->\n).*?(<!-- end of gpu-report -->)", re.DOTALL)
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--page", type=Path, default=_PAGE, help="page with the two comments")
     options = parser.parse_args(arguments)
     content = json.loads(options.report.read_text("utf-8"))
-    results = [Result(**result) for result in content["results"]]
+    results = [TableLine(**result) for result in content["results"]]
     text = "\n".join(_lines(results)) + "\n"
     page = options.page.read_text("utf-8")
     if not _MARKED.search(page):
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _lines(results: Sequence[Result]) -> Iterable[str]:
+def _lines(results: Sequence[TableLine]) -> Iterable[str]:
     facts = {r.row["fact"]: r.row["value"] for r in results if r.table == "Device"}
     packages = {r.row["package"]: r.row["version"] for r in results if r.table == "Packages"}
     names = ("torch", "triton", "onnxruntime-gpu", "sentence-transformers")
@@ -58,7 +58,7 @@ def _lines(results: Sequence[Result]) -> Iterable[str]:
             yield from ("", f"{title}:", "", *table_lines(own))
 
 
-def _times(results: Sequence[Result]) -> Iterable[Result]:
+def _times(results: Sequence[TableLine]) -> Iterable[TableLine]:
     """Yield a line for each size and pass of the operator, with the alternatives' ratios."""
     lines: dict[tuple[object, ...], Row] = {}
     for result in results:
@@ -75,7 +75,7 @@ def _times(results: Sequence[Result]) -> Iterable[Result]:
         else:
             line[str(row["implementation"])] = float(str(row["us"])) / float(str(line["us"]))
     for line in lines.values():
-        yield Result("c", "Times", line)
+        yield TableLine("c", "Times", line)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from models.gradients.layer_norm_implementations import IMPLEMENTATIONS
 from models.gradients.layer_norm_operands import DISTRIBUTIONS, MAX_ELEMENTS, draw, rounded_to
 from tests.benchmarks.bench_op import ARRAYS_MOVED, DTYPES, GRIDS
 from tests.benchmarks.bench_op import measure as measure_op
-from tests.benchmarks.comparison import Comparison
+from tests.benchmarks.comparison import Turns
 from tests.gpu_report.results import Row
 from tests.gpu_report.step import Run
 
@@ -251,7 +251,7 @@ def measure(run: Run) -> None:
     for (count, width), dtype in itertools.product(grid, ("bf16", "fp32")):
         if not run.has_time(f"times: {count} x {width}, {dtype}"):
             return
-        comparison = Comparison("copy")
+        comparison = Turns("copy")
         rounds = 1 if run.is_dry else 3
         measure_op(comparison, run.device, count, width, dtype, rounds, _backend(run))
         array = count * width * DTYPES[dtype].itemsize

@@ -11,7 +11,7 @@ Row = dict[str, Value]
 
 
 @dataclass(frozen=True)
-class Result:
+class TableLine:
     """One line of a table.
 
     Attributes:
@@ -29,7 +29,7 @@ class Result:
     cause: str = ""
 
 
-class Recorder:
+class ResultFile:
     """Appends results of a step to a file; every line is written at once.
 
     Args:
@@ -44,20 +44,22 @@ class Recorder:
     def add(
         self, table: str, row: Mapping[str, Value], *, passes: bool | None = None, cause: str = ""
     ) -> None:
-        """Write a result; see `Result`."""
-        self._file.write(json.dumps(asdict(Result(self._step, table, row, passes, cause))) + "\n")
+        """Write a result; see `TableLine`."""
+        self._file.write(
+            json.dumps(asdict(TableLine(self._step, table, row, passes, cause))) + "\n"
+        )
         self._file.flush()
 
 
-def read_results(file: Path) -> list[Result]:
+def read_results(file: Path) -> list[TableLine]:
     """Return the results in a file; a line that a dying process left incomplete is ignored."""
     if not file.exists():
         return []
     complete = file.read_text("utf-8").rpartition("\n")[0]
-    return [Result(**json.loads(line)) for line in complete.splitlines()]
+    return [TableLine(**json.loads(line)) for line in complete.splitlines()]
 
 
-def write_report(folder: Path, titles: Mapping[str, str], results: Sequence[Result]) -> None:
+def write_report(folder: Path, titles: Mapping[str, str], results: Sequence[TableLine]) -> None:
     """Write report.json and report.md.
 
     Args:
@@ -70,7 +72,7 @@ def write_report(folder: Path, titles: Mapping[str, str], results: Sequence[Resu
     (folder / "report.md").write_text("\n".join(_lines(titles, results)) + "\n", "utf-8")
 
 
-def _lines(titles: Mapping[str, str], results: Sequence[Result]) -> Iterable[str]:
+def _lines(titles: Mapping[str, str], results: Sequence[TableLine]) -> Iterable[str]:
     failed = sum(result.passes is False for result in results)
     passed = sum(result.passes is True for result in results)
     yield f"# GPU report: {failed} failed, {passed} passed"
@@ -83,7 +85,7 @@ def _lines(titles: Mapping[str, str], results: Sequence[Result]) -> Iterable[str
             yield from table_lines([result for result in own if result.table == table])
 
 
-def table_lines(results: Sequence[Result]) -> Iterable[str]:
+def table_lines(results: Sequence[TableLine]) -> Iterable[str]:
     """Yield the lines of a table in Markdown, with the causes of failures below."""
     columns = list(dict.fromkeys(column for result in results for column in result.row))
     judged = any(result.passes is not None for result in results)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tests.benchmarks.servers import Kind, Server
+from tests.benchmarks.servers import ServerKind, ServerProcess
 from tests.gpu_report.clients import latencies_of_clients
 from tests.gpu_report.engine import artifact_of, engine_of
 from tests.gpu_report.results import Row
@@ -82,7 +82,7 @@ def needs(run: Run) -> None:
 
 
 @contextmanager
-def _served(run: Run, names: Sequence[str], *options: str) -> Iterator[Server]:
+def _served(run: Run, names: Sequence[str], *options: str) -> Iterator[ServerProcess]:
     """Start the service with the models, the first of which is the default."""
     engine, precision = engine_of(run)
     served = [{"path": str(artifact_of(run, name).path), "name": name} for name in names]
@@ -93,12 +93,12 @@ def _served(run: Run, names: Sequence[str], *options: str) -> Iterator[Server]:
         f"--models.default={names[0]}",
         *options,
     )
-    with Server(Kind(command)) as server, server.awake():
+    with ServerProcess(ServerKind(command)) as server, server.awake():
         yield server
 
 
 @contextmanager
-def _repeated(server: Server, path: str, job: dict[str, object]) -> Iterator[list[int]]:
+def _repeated(server: ServerProcess, path: str, job: dict[str, object]) -> Iterator[list[int]]:
     """Send a job again and again during the block; the list has the number of answers."""
     count, end = [0], threading.Event()
 
@@ -116,7 +116,7 @@ def _repeated(server: Server, path: str, job: dict[str, object]) -> Iterator[lis
         asked.result()
 
 
-def _load(run: Run, server: Server, case: str, models: Sequence[str]) -> None:
+def _load(run: Run, server: ServerProcess, case: str, models: Sequence[str]) -> None:
     """Send texts of mixed lengths from many connections, and record rate and latencies."""
     seconds = 0.2 if run.is_dry else 8.0
     if not run.has_time(f"load: {case}", 2 * seconds):
@@ -137,7 +137,7 @@ def _load(run: Run, server: Server, case: str, models: Sequence[str]) -> None:
     run.recorder.add("Mixed load", row)
 
 
-def _memory(server: Server) -> dict[str, float | str]:
+def _memory(server: ServerProcess) -> dict[str, float | str]:
     """Return the memory of the service, and that of all processes on the GPUs."""
     command = ["nvidia-smi", "--query-compute-apps=used_memory", "--format=csv,noheader,nounits"]
     try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
-from tests.gpu_report.results import Recorder
+from tests.gpu_report.results import ResultFile
 
 FAILED = "Errors of the step"
 
@@ -32,7 +32,7 @@ class Run:
     device: str
     folder: Path
     ends: float
-    recorder: Recorder
+    recorder: ResultFile
 
     @property
     def is_dry(self) -> bool:
@@ -65,7 +65,7 @@ def main(letter: str, function: str, device: str, seconds: str, folder: str) -> 
     if device == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"  # before the kernels are defined
     with (out / f"{letter}.jsonl").open("a", encoding="utf-8") as file:
-        recorder = Recorder(letter, file)
+        recorder = ResultFile(letter, file)
         run = Run(device, out, time.monotonic() + float(seconds), recorder)
         try:
             _check(device)

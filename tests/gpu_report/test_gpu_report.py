@@ -20,7 +20,7 @@ from models.gradients.layer_norm_operands import Operands
 from tests.benchmarks import bench_op
 from tests.gpu_report import engine, figures, fused_norm
 from tests.gpu_report.__main__ import main, run_step
-from tests.gpu_report.results import Recorder, Result, Row, read_results, write_report
+from tests.gpu_report.results import ResultFile, Row, TableLine, read_results, write_report
 from tests.gpu_report.step import FAILED, STEPS, Run
 
 pytestmark = pytest.mark.slow
@@ -54,9 +54,9 @@ def exhaust(_run: Run) -> None:
     raise MemoryError("CUDA out of memory. Tried to allocate 80 GiB.\nMore lines")
 
 
-def report_of(out: Path) -> list[Result]:
+def report_of(out: Path) -> list[TableLine]:
     content = json.loads((out / "report.json").read_text("utf-8"))
-    return [Result(**result) for result in content["results"]]
+    return [TableLine(**result) for result in content["results"]]
 
 
 def test_every_step_runs_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,12 +86,14 @@ def test_figures_replace_those_of_the_page(tmp_path: Path) -> None:
     size: Row = {"pass": "forward", "rows": 65536, "width": 1024, "dtype": "bf16"}
     small: Row = {**size, "rows": 1024}
     results = [
-        Result("a", "Device", {"fact": "device", "value": "GPU X"}),
-        Result("a", "Device", {"fact": "date", "value": "2026-01-02"}),
-        Result("c", "Times", {**size, "implementation": "vitrine (triton)", "us": 2, "of copy": 1}),
-        Result("c", "Times", {**size, "implementation": "eager", "us": 3, "of copy": 0.5}),
-        Result("c", "Times", {**small, "implementation": "vitrine (triton)", "us": 2}),
-        Result("f", "Mixed load", {"case": "one model", "requests/s": 1234.5}),
+        TableLine("a", "Device", {"fact": "device", "value": "GPU X"}),
+        TableLine("a", "Device", {"fact": "date", "value": "2026-01-02"}),
+        TableLine(
+            "c", "Times", {**size, "implementation": "vitrine (triton)", "us": 2, "of copy": 1}
+        ),
+        TableLine("c", "Times", {**size, "implementation": "eager", "us": 3, "of copy": 0.5}),
+        TableLine("c", "Times", {**small, "implementation": "vitrine (triton)", "us": 2}),
+        TableLine("f", "Mixed load", {"case": "one model", "requests/s": 1234.5}),
     ]
     write_report(tmp_path, {}, results)
     report = str(tmp_path / "report.json")
@@ -137,9 +139,9 @@ def test_results_before_a_crash_or_a_hang_are_kept(tmp_path: Path, fault: str, e
     # The process of a step that hangs needs seconds to begin.
     seconds = 1.0 if fault == "hang" else 600.0
     results = run_step("x", function, "cpu", seconds, tmp_path, grace_s=0.1)
-    assert results[-1] == Result("x", FAILED, {"error": error}, passes=False)
+    assert results[-1] == TableLine("x", FAILED, {"error": error}, passes=False)
     if fault == "crash":
-        assert results[0] == Result("x", "Numbers", {"number": 1.0}, passes=True)
+        assert results[0] == TableLine("x", "Numbers", {"number": 1.0}, passes=True)
 
 
 def test_error_of_a_step_is_one_sentence_with_its_place(tmp_path: Path) -> None:
@@ -154,7 +156,7 @@ def test_error_of_a_step_is_one_sentence_with_its_place(tmp_path: Path) -> None:
 def run(tmp_path: Path) -> Iterator[Run]:
     """Yield a run of the step "x" on the CPU, whose results are in the folder "x.jsonl"."""
     with (tmp_path / "x.jsonl").open("w") as file:
-        yield Run("cpu", tmp_path, math.inf, Recorder("x", file))
+        yield Run("cpu", tmp_path, math.inf, ResultFile("x", file))
 
 
 def test_wrong_kernel_fails_with_norm_rows_width_and_pass(
@@ -219,27 +221,27 @@ def test_engine_that_differs_fails_with_its_results_without_optimisations(
 
 def test_work_that_no_time_is_left_for_is_named(tmp_path: Path) -> None:
     with (tmp_path / "x.jsonl").open("w") as file:
-        run = Run("cpu", tmp_path, time.monotonic() + 1000, Recorder("x", file))
+        run = Run("cpu", tmp_path, time.monotonic() + 1000, ResultFile("x", file))
         assert run.has_time("one", 100)
         assert not run.has_time("two", 2000)
     row = {"what": "two", "reason": "the time limit of the step"}
-    assert read_results(tmp_path / "x.jsonl") == [Result("x", "Left out", row)]
+    assert read_results(tmp_path / "x.jsonl") == [TableLine("x", "Left out", row)]
 
 
 def test_line_that_a_dying_process_left_incomplete_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     assert read_results(file) == []
     with file.open("w") as stream:
-        Recorder("x", stream).add("Numbers", {"number": 2})
+        ResultFile("x", stream).add("Numbers", {"number": 2})
         stream.write('{"step": "x", "tab')
-    assert read_results(file) == [Result("x", "Numbers", {"number": 2})]
+    assert read_results(file) == [TableLine("x", "Numbers", {"number": 2})]
 
 
 def test_report_has_a_table_per_title_and_the_causes(tmp_path: Path) -> None:
     results = [
-        Result("a", "Rates", {"case": "one|two", "rate": 1234.5}, passes=True),
-        Result("a", "Rates", {"case": "three", "note": None}, passes=False, cause="too slow"),
-        Result("b", "Facts", {"fact": 0.01234}),
+        TableLine("a", "Rates", {"case": "one|two", "rate": 1234.5}, passes=True),
+        TableLine("a", "Rates", {"case": "three", "note": None}, passes=False, cause="too slow"),
+        TableLine("b", "Facts", {"fact": 0.01234}),
     ]
     write_report(tmp_path, {"a": "First", "b": "Second", "c": "Third"}, results)
     assert (tmp_path / "report.md").read_text() == (

@@ -35,7 +35,7 @@ CONFIG: dict[str, object] = {
 }
 
 
-class Output(NamedTuple):
+class JinaOutput(NamedTuple):
     """Output of the model, named as in transformers."""
 
     last_hidden_state: Tensor
@@ -82,7 +82,7 @@ class JinaBert:
         yield f"{module}.weight", shape
         yield f"{module}.bias", shape[:1]
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Output:
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> JinaOutput:
         """Return the token vectors `(1, L, D)` of a row without padding."""
         assert attention_mask.all()
         types = self.tensors["embeddings.token_type_embeddings.weight"]
@@ -90,7 +90,7 @@ class JinaBert:
         x = self._norm("embeddings.LayerNorm", x)
         for i in range(self.layers):
             x = self._layer(f"encoder.layer.{i}.", x)
-        return Output(x)
+        return JinaOutput(x)
 
     def _layer(self, layer: str, x: Tensor) -> Tensor:
         attended = self._linear(f"{layer}attention.output.dense", self._attention(layer, x))

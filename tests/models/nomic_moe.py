@@ -41,7 +41,7 @@ CONFIG: dict[str, object] = {
 }
 
 
-class Output(NamedTuple):
+class NomicOutput(NamedTuple):
     """Output of the model, named as in transformers."""
 
     last_hidden_state: Tensor
@@ -96,7 +96,7 @@ class NomicMoe:
             yield f"{norm}.weight", (width,)
             yield f"{norm}.bias", (width,)
 
-    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> Output:
+    def __call__(self, input_ids: Tensor, attention_mask: Tensor) -> NomicOutput:
         """Return the token vectors `(1, L, D)` of a row without padding."""
         assert attention_mask.all()
         self.used = []
@@ -110,7 +110,7 @@ class NomicMoe:
             else:
                 fed = self._product(f"{layer}mlp.fc2", F.gelu(self._product(f"{layer}mlp.fc1", x)))
             x = self._norm(f"{layer}norm2", fed + x)
-        return Output(x[None])
+        return NomicOutput(x[None])
 
     def _experts(self, mlp: str, x: Tensor) -> Tensor:
         """Return the sum over a token's experts, one token at a time."""

@@ -13,7 +13,7 @@ from models.typed_json import FieldError, Number, form, length, read_dataclass, 
 
 
 @dataclass(frozen=True)
-class Part:
+class Fields:
     size: Annotated[int, within(1, 9)]
     kind: Literal["a", "b"] = "a"
 
@@ -26,7 +26,7 @@ class Whole:
     note: str | None
     limits: Annotated[tuple[Annotated[int, within(0, 9)] | None, ...], length(0, 3)]
     vectors: list[list[Number]]
-    parts: Mapping[str, Part]
+    parts: Mapping[str, Fields]
 
 
 GOOD = {
@@ -46,7 +46,7 @@ VALUES = st.recursive(
 
 
 def test_good_object_is_read_with_defaults() -> None:
-    parts = {"x": Part(3, "b"), "y": Part(9)}
+    parts = {"x": Fields(3, "b"), "y": Fields(9)}
     expected = Whole("abc", True, 1, None, (1, None), [[0.5, 1], []], parts)
     assert read_dataclass(Whole, GOOD) == expected
 

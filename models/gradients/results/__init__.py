@@ -15,7 +15,7 @@ from models.gradients.results.attribution import (
     ReferenceTerms,
     RemovalEffect,
     TokenGradient,
-    UnitEffect,
+    UnitRemoval,
 )
 from models.gradients.results.flow import (
     Flow,
@@ -87,7 +87,7 @@ __all__ = [
     "TapPatch",
     "TokenGradient",
     "TokenIds",
-    "UnitEffect",
+    "UnitRemoval",
     "Vector",
     "VectorDifference",
     "WeightDifference",

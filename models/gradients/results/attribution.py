@@ -83,7 +83,7 @@ class FaithfulnessPoint:
 
 
 @dataclass(frozen=True)
-class UnitEffect:
+class UnitRemoval:
     """Effect of the removal of one unit, beside its score.
 
     Attributes:
@@ -128,7 +128,7 @@ class Faithfulness:
     comprehensiveness: float
     sufficiency: float
     random: RemovalEffect
-    effects: tuple[UnitEffect, ...]
+    effects: tuple[UnitRemoval, ...]
     rank_correlation: float | None
     opposite_signs: float | None
 

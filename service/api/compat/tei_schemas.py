@@ -43,12 +43,12 @@ Inputs = Annotated[
 PromptName = Annotated[str, StringConstraints(max_length=256)] | None
 
 
-class _Body(BaseModel):
+class _TeiBody(BaseModel):
     # Unknown fields are ignored, as in TEI.
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class Truncation(_Body):
+class Truncation(_TeiBody):
     """Truncation of the inputs."""
 
     truncate: bool | None = Field(
@@ -97,21 +97,21 @@ class EmbedRequest(EmbedAllRequest):
     dimensions: int | None = Field(None, ge=0)  # the model refuses 0, with an error as in TEI
 
 
-class SimilarityInputs(_Body):
+class SimilarityInputs(_TeiBody):
     """A source sentence, and the sentences to compare it with."""
 
     source_sentence: str
     sentences: Annotated[list[str], Field(fail_fast=True)]
 
 
-class SimilarityRequest(_Body):
+class SimilarityRequest(_TeiBody):
     """A request for cosine similarities."""
 
     inputs: SimilarityInputs
     parameters: TruncationOptions | None = None
 
 
-class TokenizeRequest(_Body):
+class TokenizeRequest(_TeiBody):
     """Texts to tokenise."""
 
     inputs: str | Annotated[list[str], Field(fail_fast=True)]
@@ -119,7 +119,7 @@ class TokenizeRequest(_Body):
     prompt_name: PromptName = None
 
 
-class DecodeRequest(_Body):
+class DecodeRequest(_TeiBody):
     """Token ids to decode."""
 
     ids: Annotated[

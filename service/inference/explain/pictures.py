@@ -34,7 +34,7 @@ class ExplainedText(Protocol):
         """Units, by what they are; the first of them are those of the repr."""
 
 
-class Explanation(Protocol):
+class PicturedExplanation(Protocol):
     """An explanation by deletion or Shapley values; see `Deletions`."""
 
     @property
@@ -54,7 +54,7 @@ class Explanation(Protocol):
         """Meaning of a unit's number, with a place for the name of the result."""
 
 
-def picture(heading: str, explanations: Sequence[tuple[str, Explanation]]) -> str:
+def picture(heading: str, explanations: Sequence[tuple[str, PicturedExplanation]]) -> str:
     """Return explanations as HTML, on one scale.
 
     Args:
@@ -71,13 +71,13 @@ def picture(heading: str, explanations: Sequence[tuple[str, Explanation]]) -> st
     return explanation_html(heading, passages, first.meaning.format(_result(first)))
 
 
-def heading_of(explanation: Explanation) -> str:
+def heading_of(explanation: PicturedExplanation) -> str:
     """Return the name of the explained result, and its value."""
     label = "" if explanation.label is None else f" of {explanation.label}"
     return f"{_result(explanation)}{label} {shown(_texts(explanation)[0].whole)}"
 
 
-def summary_of(explanation: Explanation) -> str:
+def summary_of(explanation: PicturedExplanation) -> str:
     """Return the repr of an explanation."""
     texts = "; ".join(map(text_summary_of, _texts(explanation)))
     return f"{type(explanation).__name__}({heading_of(explanation)}; {texts})"
@@ -99,17 +99,17 @@ def _short(text: str, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _texts(explanation: Explanation) -> Sequence[ExplainedText]:
+def _texts(explanation: PicturedExplanation) -> Sequence[ExplainedText]:
     """Return texts with the effects on the logit of a reranker: scores near 1 hardly change."""
     return explanation.raw_texts if explanation.label is None else explanation.texts
 
 
-def _result(explanation: Explanation) -> str:
+def _result(explanation: PicturedExplanation) -> str:
     is_score = explanation.label is not None or explanation.texts == explanation.raw_texts
     return "score" if is_score else "logit"
 
 
-def _names(explanation: Explanation) -> list[str]:
+def _names(explanation: PicturedExplanation) -> list[str]:
     names = ("query", "document")
     if explanation.label is not None:
         names = ("first text", "second text") if len(explanation.texts) > 1 else ("text", "text")

@@ -112,7 +112,7 @@ class ModelStatus:
 
 
 @dataclass(eq=False, kw_only=True)
-class _Entry:
+class _RegisteredModel:
     """A served model.
 
     Attributes:
@@ -178,7 +178,7 @@ class ModelRegistry:
         self._check_path = check_path
         self._on_stop = on_stop or log_stop
         # The most recently used models are last, with a memory budget.
-        self._entries: dict[str, _Entry] = {}
+        self._entries: dict[str, _RegisteredModel] = {}
         self._cache: ResultCache[RowResults] = cache or ResultCache(0)
         self._devices = Devices()
         self._model_metrics: dict[str, ModelMetrics] = {}
@@ -480,7 +480,7 @@ class ModelRegistry:
             ) from None
         return entry.version.lease()
 
-    async def _load_on_demand(self, entry: _Entry) -> Lease | None:
+    async def _load_on_demand(self, entry: _RegisteredModel) -> Lease | None:
         """Wait until a model is loaded, and return a lease; all callers wait for the same load.
 
         None: the model was replaced or deleted before it was loaded.
@@ -504,7 +504,7 @@ class ModelRegistry:
                 lease.release()
             raise
 
-    async def _load(self, entry: _Entry) -> None:
+    async def _load(self, entry: _RegisteredModel) -> None:
         """Load a model, unless its requests were answered meanwhile."""
         try:
             async with self._changing:
@@ -522,7 +522,7 @@ class ModelRegistry:
             self._answer(entry)
             entry.loading = None
 
-    def _answer(self, entry: _Entry) -> None:
+    def _answer(self, entry: _RegisteredModel) -> None:
         """Give waiting requests a lease, or None if the model is not loaded."""
         for waiting in entry.waiting:
             if not waiting.done():
@@ -530,7 +530,7 @@ class ModelRegistry:
                 waiting.set_result(None if version is None else version.lease())
         entry.waiting = []
 
-    async def _read(self, spec: ModelSpec) -> _Entry:
+    async def _read(self, spec: ModelSpec) -> _RegisteredModel:
         """Read the manifest of a model, and return the entry of the model, not loaded."""
         artifact, size = await asyncio.to_thread(_inspect, spec)
         name = spec.options.name or artifact.manifest.name
@@ -547,7 +547,7 @@ class ModelRegistry:
             )
         if name not in self._model_metrics:
             self._model_metrics[name] = ModelMetrics(self._metrics, name)
-        return _Entry(
+        return _RegisteredModel(
             name=name,
             spec=replace(spec, options=options),
             created=int(artifact.path.stat().st_mtime),
@@ -561,7 +561,7 @@ class ModelRegistry:
         del self._model_metrics[name]
         self._metrics.remove(name)
 
-    def _replace(self, entry: _Entry) -> None:
+    def _replace(self, entry: _RegisteredModel) -> None:
         old = self._entries.pop(entry.name, None)
         self._entries[entry.name] = entry
         if old is not None:
@@ -569,7 +569,9 @@ class ModelRegistry:
         others = {key: value for key, value in self._names.items() if value != entry.name}
         self._names = others | dict.fromkeys((entry.name, *entry.spec.aliases), entry.name)
 
-    async def _load_version(self, entry: _Entry, keep: _Entry | None = None) -> ModelVersion:
+    async def _load_version(
+        self, entry: _RegisteredModel, keep: _RegisteredModel | None = None
+    ) -> ModelVersion:
         """Load a version of a model, which is not served yet, within the memory budget.
 
         The artifact may be replaced by a larger one while other models finish their requests.
@@ -590,7 +592,7 @@ class ModelRegistry:
             return await self._load_version(entry, keep)
         return version
 
-    async def _open(self, entry: _Entry) -> ModelVersion:
+    async def _open(self, entry: _RegisteredModel) -> ModelVersion:
         """Load a version of a model, which is not served yet, whatever its size."""
         self._check_not_closed()
         try:
@@ -622,17 +624,17 @@ class ModelRegistry:
         if self._is_closed:
             raise NotReady("the models are closed")
 
-    def _report_stop(self, entry: _Entry, error: BaseException) -> None:
+    def _report_stop(self, entry: _RegisteredModel, error: BaseException) -> None:
         # The failure of a version that is not served concerns nobody but its load.
         is_served = entry.version is not None and not entry.version.model.batcher.is_alive
         report = self._on_stop if is_served else log_stop
         report(error)
 
-    def _mark_used(self, entry: _Entry) -> None:
+    def _mark_used(self, entry: _RegisteredModel) -> None:
         if self._max_bytes:  # the most recently used models are last
             self._entries[entry.name] = self._entries.pop(entry.name)
 
-    def _serve(self, entry: _Entry, version: ModelVersion) -> None:
+    def _serve(self, entry: _RegisteredModel, version: ModelVersion) -> None:
         model = version.model
         entry.version, entry.size, entry.created = version, version.size, model.created
         self._mark_used(entry)
@@ -646,7 +648,7 @@ class ModelRegistry:
         )
         entry.metrics.set_quality(model.quality.measures if model.quality else {})
 
-    async def _make_room(self, size: int, keep: _Entry | None) -> None:
+    async def _make_room(self, size: int, keep: _RegisteredModel | None) -> None:
         """Unload the least recently used models until `size` bytes fit into the memory budget."""
         while not self._fits(size, keep):
             if others := self._loaded(keep):
@@ -657,23 +659,23 @@ class ModelRegistry:
             for version in tuple(self._closing):
                 await version.closed.wait()
 
-    def _fits(self, size: int, keep: _Entry | None = None) -> bool:
+    def _fits(self, size: int, keep: _RegisteredModel | None = None) -> bool:
         """Return whether `size` more bytes fit into the budget; the version of `keep` is free."""
         versions = [entry.version for entry in self._loaded(keep)]
         used = sum(version.size for version in (*versions, *self._closing) if version is not None)
         return not self._max_bytes or used + size <= self._max_bytes
 
-    def _loaded(self, keep: _Entry | None) -> list[_Entry]:
+    def _loaded(self, keep: _RegisteredModel | None) -> list[_RegisteredModel]:
         """Return the models in memory except `keep`, the least recently used first."""
         entries = self._entries.values()
         return [entry for entry in entries if entry.version is not None and entry is not keep]
 
-    def _unload(self, entry: _Entry) -> None:
+    def _unload(self, entry: _RegisteredModel) -> None:
         entry.metrics.loaded_bytes.set(0)
         entry.metrics.clear_info()
         self._retire(entry)
 
-    def _retire(self, entry: _Entry) -> None:
+    def _retire(self, entry: _RegisteredModel) -> None:
         """Close the version of a model after its last lease; the model is not loaded then."""
         version, entry.version = entry.version, None
         assert version is not None  # noqa: S101 - checked by the callers
@@ -688,7 +690,7 @@ def _inspect(spec: ModelSpec) -> tuple[Artifact, int]:
     return artifact, weight_bytes(artifact, spec.options.engine, spec.options.precision)
 
 
-def _is_busy(entry: _Entry) -> bool:
+def _is_busy(entry: _RegisteredModel) -> bool:
     return entry.version is not None and entry.version.leases > 0
 
 

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from models.export.sentence_config import Overrides
-from tests.benchmarks.explain.tasks import CLS, SEP, VOCABULARY, Case
+from tests.benchmarks.explain.tasks import CLS, SEP, VOCABULARY, EvidenceCase
 
 # Width of the vectors of multi-vectors.
 _WIDTH = 32
@@ -92,10 +92,10 @@ def _multi(network: Network, texts: Texts) -> Tensor:
 
 def _similarity_loss(
     vectors: Callable[[Network, Texts], Tensor], *, multi: bool = False, sparse: bool = False
-) -> Callable[[Network, Sequence[Case]], Tensor]:
+) -> Callable[[Network, Sequence[EvidenceCase]], Tensor]:
     """Return the contrastive loss of each query's document among all documents of the batch."""
 
-    def loss(network: Network, cases: Sequence[Case]) -> Tensor:
+    def loss(network: Network, cases: Sequence[EvidenceCase]) -> Tensor:
         queries, documents = cases[::2], [*cases[::2], *cases[1::2]]
         q = vectors(network, _padded([(case.query,) for case in queries]))
         d = vectors(network, _padded([(case.text,) for case in documents]))
@@ -111,21 +111,21 @@ def _similarity_loss(
     return loss
 
 
-def _pair_loss(network: Network, cases: Sequence[Case]) -> Tensor:
+def _pair_loss(network: Network, cases: Sequence[EvidenceCase]) -> Tensor:
     logits = network(_padded([(case.query, case.text) for case in cases]))[:, 0]
     return F.binary_cross_entropy_with_logits(logits, _labels(cases).float())
 
 
-def _label_loss(network: Network, cases: Sequence[Case]) -> Tensor:
+def _label_loss(network: Network, cases: Sequence[EvidenceCase]) -> Tensor:
     return F.cross_entropy(network(_padded([(case.text,) for case in cases])), _labels(cases))
 
 
-def _labels(cases: Sequence[Case]) -> Tensor:
+def _labels(cases: Sequence[EvidenceCase]) -> Tensor:
     return torch.tensor([case.label for case in cases])
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """A kind of model.
 
     Attributes:
@@ -138,23 +138,29 @@ class Kind:
     """
 
     model: Callable[[Any], Any]
-    loss: Callable[[Network, Sequence[Case]], Tensor]
+    loss: Callable[[Network, Sequence[EvidenceCase]], Tensor]
     steps: int
     overrides: Overrides = Overrides()  # noqa: RUF009 - frozen
     base: str = ""
 
 
 KINDS = {
-    "mean": Kind(transformers.BertModel, _similarity_loss(_mean), 800, Overrides(pooling=["mean"])),
-    "CLS": Kind(transformers.BertModel, _similarity_loss(_first), 1200, Overrides(pooling=["cls"])),
-    "reranker": Kind(transformers.BertForSequenceClassification, _pair_loss, 1500, base="mean"),
-    "classifier": Kind(transformers.BertForSequenceClassification, _label_loss, 600),
-    "SPLADE": Kind(
+    "mean": ModelKind(
+        transformers.BertModel, _similarity_loss(_mean), 800, Overrides(pooling=["mean"])
+    ),
+    "CLS": ModelKind(
+        transformers.BertModel, _similarity_loss(_first), 1200, Overrides(pooling=["cls"])
+    ),
+    "reranker": ModelKind(
+        transformers.BertForSequenceClassification, _pair_loss, 1500, base="mean"
+    ),
+    "classifier": ModelKind(transformers.BertForSequenceClassification, _label_loss, 600),
+    "SPLADE": ModelKind(
         transformers.BertForMaskedLM,
         _similarity_loss(_sparse, sparse=True),
         1500,
         Overrides(sparse=True),
         base="mean",
     ),
-    "ColBERT": Kind(transformers.BertModel, _similarity_loss(_multi, multi=True), 1000),
+    "ColBERT": ModelKind(transformers.BertModel, _similarity_loss(_multi, multi=True), 1000),
 }

@@ -11,8 +11,8 @@ from models.gradients.inputs import Method as GradientMethod
 from service.inference.explain.deletion import unit_spans, without
 from service.inference.explain.options import Terms
 from service.inference.explain.shapley import shapley_values, subsets_of
-from tests.benchmarks.explain.served import ServedModel, Values
-from tests.benchmarks.explain.tasks import MASK, PAD, VOCABULARY, Case
+from tests.benchmarks.explain.served import TrainedModel, Values
+from tests.benchmarks.explain.tasks import MASK, PAD, VOCABULARY, EvidenceCase
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Explained:
 # Words of a paragraph of the text that is explained by the default.
 _PARAGRAPH = 6
 
-Method = Callable[[ServedModel, Case], Explained]
+Method = Callable[[TrainedModel, EvidenceCase], Explained]
 
 
-def text_of(case: Case, kept: Collection[int]) -> str:
+def text_of(case: EvidenceCase, kept: Collection[int]) -> str:
     """Return the text of a case with some of its words, as deletion of the others leaves it."""
     return " ".join(word for index, word in enumerate(case.text) if index in kept)
 
@@ -43,44 +43,44 @@ def _ordered(values: Values) -> Explained:
     return Explained(values, np.argsort(-values, kind="stable").tolist())
 
 
-def _left_out(served: ServedModel, case: Case) -> Explained:
+def _left_out(served: TrainedModel, case: EvidenceCase) -> Explained:
     text, spans = _units(case)
     whole, *others = served.results(case, [text, *(without(text, span) for span in spans)])
     return _ordered(whole - np.array(others))
 
 
-def _alone(served: ServedModel, case: Case) -> Explained:
+def _alone(served: TrainedModel, case: EvidenceCase) -> Explained:
     text, spans = _units(case)
     empty, *others = served.results(case, ["", *(text[slice(*span)] for span in spans)])
     return _ordered(np.array(others) - empty)
 
 
-def _both(served: ServedModel, case: Case) -> Explained:
+def _both(served: TrainedModel, case: EvidenceCase) -> Explained:
     """Rank as `service.inference.explain.deletion` does."""
     return _ordered(np.sum(_left_out_and_alone(served, case), 0))
 
 
-def _normalised(served: ServedModel, case: Case) -> Explained:
+def _normalised(served: TrainedModel, case: EvidenceCase) -> Explained:
     """Add both numbers, each divided by its norm over the words."""
     parts = _left_out_and_alone(served, case)
     return _ordered(np.sum([part / (np.linalg.norm(part) or 1) for part in parts], 0))
 
 
-def _left_out_and_alone(served: ServedModel, case: Case) -> tuple[Values, Values]:
+def _left_out_and_alone(served: TrainedModel, case: EvidenceCase) -> tuple[Values, Values]:
     text, spans = _units(case)
     variants = [*(without(text, span) for span in spans), *(text[slice(*span)] for span in spans)]
     whole, empty, *others = served.results(case, [text, "", *variants])
     return whole - np.array(others[: len(spans)]), np.array(others[len(spans) :]) - empty
 
 
-def _units(case: Case) -> tuple[str, list[tuple[int, int]]]:
+def _units(case: EvidenceCase) -> tuple[str, list[tuple[int, int]]]:
     text = " ".join(case.text)
     spans = unit_spans(text, "words")
     assert len(spans) == len(case.text)
     return text, spans
 
 
-def _automatic(served: ServedModel, case: Case) -> Explained:
+def _automatic(served: TrainedModel, case: EvidenceCase) -> Explained:
     """Explain a text of short paragraphs as a request does that names no units.
 
     The paragraphs are its sentences. Words outside the best two have no number, and are last.
@@ -97,7 +97,7 @@ def _automatic(served: ServedModel, case: Case) -> Explained:
     return _ordered(values)
 
 
-def _greedy(served: ServedModel, case: Case) -> Explained:
+def _greedy(served: TrainedModel, case: EvidenceCase) -> Explained:
     """Remove the word whose removal leaves the lowest result, until none is left.
 
     The score of a word is the decrease by its removal from the words that were left.
@@ -115,7 +115,7 @@ def _greedy(served: ServedModel, case: Case) -> Explained:
     return Explained(values, order)
 
 
-def _shapley(served: ServedModel, case: Case, samples: int) -> Explained:
+def _shapley(served: TrainedModel, case: EvidenceCase, samples: int) -> Explained:
     subsets = subsets_of(len(case.text), samples)
     texts = [text_of(case, {*np.flatnonzero(kept).tolist()}) for kept in subsets]
     full, empty, *results = served.results(case, [" ".join(case.text), "", *texts])
@@ -124,8 +124,8 @@ def _shapley(served: ServedModel, case: Case, samples: int) -> Explained:
 
 
 def _gradients(
-    served: ServedModel,
-    case: Case,
+    served: TrainedModel,
+    case: EvidenceCase,
     method: GradientMethod,
     baseline: str = PAD,
     *,
@@ -138,7 +138,7 @@ def _gradients(
     return _ordered(result.scores[inputs.first : inputs.first + len(case.text)])
 
 
-def _terms(served: ServedModel, case: Case) -> Explained:
+def _terms(served: TrainedModel, case: EvidenceCase) -> Explained:
     """Sum the terms of each word that `explain` returns: the ten largest."""
     text, spans = _units(case)
     result = served.model.score(" ".join(case.query), text, explain=Terms())
@@ -152,7 +152,7 @@ def _terms(served: ServedModel, case: Case) -> Explained:
     return _ordered(values)
 
 
-def _all_terms(served: ServedModel, case: Case) -> Explained:
+def _all_terms(served: TrainedModel, case: EvidenceCase) -> Explained:
     """Sum all terms of each word of a mean of token vectors."""
     query, text = (
         served.model.encode_tokens(" ".join(words)).vectors[0].astype(np.float64)
@@ -162,7 +162,7 @@ def _all_terms(served: ServedModel, case: Case) -> Explained:
     return _ordered(text[1:-1] @ query.sum(0) / lengths)
 
 
-def _random(_served: ServedModel, case: Case) -> Explained:
+def _random(_served: TrainedModel, case: EvidenceCase) -> Explained:
     seed = [VOCABULARY[word] for word in case.text]
     return _ordered(np.random.default_rng(seed).normal(size=len(case.text)))
 

@@ -20,7 +20,7 @@ from service.inference.model.pair_scores import PairScores
 from service.inference.model.sync_model import SyncModel
 from tests.benchmarks.comparison import BenchmarkError
 from tests.benchmarks.explain.kinds import token_ids
-from tests.benchmarks.explain.tasks import Case, training_cases
+from tests.benchmarks.explain.tasks import EvidenceCase, training_cases
 from tests.benchmarks.explain.training import train_and_export
 
 Values = NDArray[np.float64]
@@ -45,7 +45,7 @@ class GradientInputs:
     entries: Sequence[int] | None = None
 
 
-class ServedModel:
+class TrainedModel:
     """A trained model of a kind.
 
     Args:
@@ -61,13 +61,13 @@ class ServedModel:
         self.reference = ReferenceModel.open(Artifact.load(artifact.path))
         self.model = SyncModel(artifact.path, ModelOptions(threads=1, max_queue_tokens=10**9))
 
-    def __enter__(self) -> "ServedModel":
+    def __enter__(self) -> "TrainedModel":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.model.close()
 
-    def results(self, case: Case, texts: Sequence[str]) -> Values:
+    def results(self, case: EvidenceCase, texts: Sequence[str]) -> Values:
         """Return the served result of a case with each of other texts, `(N,)`.
 
         It is the logit of the label or of relevance, or the similarity of query and text.
@@ -80,7 +80,7 @@ class ServedModel:
         results = dict(zip(distinct, values.tolist(), strict=True))
         return np.array([results[text] for text in texts])
 
-    def explanation(self, case: Case, text: str) -> Deletions:
+    def explanation(self, case: EvidenceCase, text: str) -> Deletions:
         """Return the explanation of a case with another text, with the default options."""
         explained: Classification | PairScores
         if self.kind == "classifier":
@@ -121,7 +121,7 @@ class ServedModel:
         return accuracy
 
     def gradient_inputs(
-        self, case: Case, baseline: str, *, with_query: bool = False
+        self, case: EvidenceCase, baseline: str, *, with_query: bool = False
     ) -> GradientInputs:
         """Return the inputs of a gradient method.
 

@@ -31,7 +31,7 @@ _MIN_WORDS, _MAX_WORDS = 8, 24
 
 
 @dataclass(frozen=True)
-class Case:
+class EvidenceCase:
     """A text, or a query and a document, with known evidence.
 
     Attributes:
@@ -51,7 +51,7 @@ class Case:
     concepts: frozenset[int] = frozenset()
 
 
-def relevance_case(generator: np.random.Generator, relevant: bool, copies: int) -> Case:
+def relevance_case(generator: np.random.Generator, relevant: bool, copies: int) -> EvidenceCase:
     """Return a query with a document that has `copies` words, 1 or 2, of a concept."""
     concept, *others, own = generator.permutation(_CONCEPTS)[:4].tolist()
     own = concept if relevant else own
@@ -62,10 +62,10 @@ def relevance_case(generator: np.random.Generator, relevant: bool, copies: int) 
     distracting = [str(generator.choice(_TOPICS[other][1:])) for other in others]
     text, places = _mixed(generator, [*decisive, *distracting, *shared])
     concepts = frozenset([own, *others])
-    return Case(query, text, frozenset(places[:copies]), int(relevant), concept, concepts)
+    return EvidenceCase(query, text, frozenset(places[:copies]), int(relevant), concept, concepts)
 
 
-def sentiment_case(generator: np.random.Generator, copies: int, negated: bool) -> Case:
+def sentiment_case(generator: np.random.Generator, copies: int, negated: bool) -> EvidenceCase:
     """Return a text with `copies` words of a class, and perhaps a negator.
 
     The planted word is the negator if there is one: the words of the class speak for the label that
@@ -75,10 +75,10 @@ def sentiment_case(generator: np.random.Generator, copies: int, negated: bool) -
     decisive = [str(word) for word in generator.choice(_CLASSES[polarity], copies, replace=False)]
     negators = [str(generator.choice(_NEGATORS))] if negated else []
     text, places = _mixed(generator, [*negators, *decisive])
-    return Case((), text, frozenset(places[: 1 if negated else copies]), polarity ^ negated)
+    return EvidenceCase((), text, frozenset(places[: 1 if negated else copies]), polarity ^ negated)
 
 
-def training_cases(kind: str, generator: np.random.Generator, number: int) -> list[Case]:
+def training_cases(kind: str, generator: np.random.Generator, number: int) -> list[EvidenceCase]:
     """Return cases of all variants; those of relevance in pairs, the relevant document first."""
     copies = generator.integers(1, 3, number).tolist()
     if kind == "classifier":
@@ -99,7 +99,7 @@ def variants_of_kind(kind: str) -> Sequence[str]:
     return tuple(_VARIANTS)[: 3 if kind == "classifier" else 2]
 
 
-def held_out_cases(kind: str, variant: str, number: int) -> list[Case]:
+def held_out_cases(kind: str, variant: str, number: int) -> list[EvidenceCase]:
     """Return cases whose result is explained: relevant documents, or texts with a label."""
     generator = np.random.default_rng([1, list(_VARIANTS).index(variant)])
     copies, negated = _VARIANTS[variant]

@@ -24,7 +24,7 @@ from tests.benchmarks.explain.tasks import (
     SPECIAL,
     UNKNOWN,
     VOCABULARY,
-    Case,
+    EvidenceCase,
     training_cases,
 )
 from tests.models.checkpoints import write_json
@@ -74,7 +74,7 @@ def train(kind: str, hidden_size: int, steps: int) -> Network:
     return network.eval()
 
 
-def _masked(generator: np.random.Generator, case: Case) -> Case:
+def _masked(generator: np.random.Generator, case: EvidenceCase) -> EvidenceCase:
     """Replace some distractors by the mask token."""
 
     def masked(words: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from models.gradients.faithfulness import faithfulness, opposite_signs, rank_cor
 from models.gradients.inputs import InputRow, Units, without
 from models.gradients.maxsim import maxsim
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import FaithfulnessPoint, UnitEffect
+from models.gradients.results import FaithfulnessPoint, UnitRemoval
 from tests.models.checkpoints import CONFIGS, save_checkpoint, save_tokenizer
 from tests.models.gradients.toys import toy_model
 
@@ -188,7 +188,7 @@ def test_input_without_tokens_has_no_effect_of_removal() -> None:
     assert point == FaithfulnessPoint(0.05, 1, point.comprehensiveness, 0.0)
     (effect,) = result.effects
     assert np.isnan(effect.effect)
-    assert effect == UnitEffect((0,), 1.0, effect.effect)
+    assert effect == UnitRemoval((0,), 1.0, effect.effect)
     assert (result.rank_correlation, result.opposite_signs) == (None, None)
     assert faithfulness(model, [row], target, Units("tokens", []), np.ones(1)) is None
 

@@ -29,7 +29,7 @@ from tests.serving import ready_model, serving, state_of, values_of
 POISON = 2000  # the token id on which the stub engine fails
 
 
-class Stub:
+class StubEngine:
     """Returns the first token id of each row as its vector; `fault` applies to POISON."""
 
     name = "onnxruntime"
@@ -75,8 +75,8 @@ class Stub:
 
 
 @pytest.fixture
-def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stub]:
-    engine = Stub()
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubEngine]:
+    engine = StubEngine()
 
     def opened(*_: object) -> Engine:
         return engine
@@ -105,7 +105,7 @@ def encode(client: TestClient, *first_ids: int) -> tuple[int, dict[str, object]]
 
 @pytest.mark.parametrize("fault", ["raise", "nan", "inf", "-inf"])
 def test_failed_input_is_named_and_the_next_request_works(
-    stub: Stub, settings: Settings, fault: str, caplog: pytest.LogCaptureFixture
+    stub: StubEngine, settings: Settings, fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with stubbed(settings) as (client, reasons):
         stub.fault = fault
@@ -125,7 +125,7 @@ def test_failed_input_is_named_and_the_next_request_works(
 
 
 def test_stuck_engine_fails_its_requests_and_the_readiness_probe(
-    stub: Stub, settings: Settings
+    stub: StubEngine, settings: Settings
 ) -> None:
     hasty = settings.engine.model_copy(update={"timeout_s": 0.2})
     with stubbed(settings, engine=hasty) as (client, reasons):
@@ -141,7 +141,7 @@ def test_stuck_engine_fails_its_requests_and_the_readiness_probe(
 
 
 def test_broken_engine_fails_the_readiness_probe_and_reports_the_reason(
-    stub: Stub, settings: Settings
+    stub: StubEngine, settings: Settings
 ) -> None:
     with stubbed(settings) as (client, reasons):
         stub.fault = "always"
@@ -154,7 +154,7 @@ def queued_tokens(client: TestClient) -> float:
     return values_of(client.get("/metrics").text)["vitrine_queue_tokens"]
 
 
-def test_full_queue_returns_429_with_retry_after(stub: Stub, settings: Settings) -> None:
+def test_full_queue_returns_429_with_retry_after(stub: StubEngine, settings: Settings) -> None:
     with stubbed(settings, batch=BatchSettings(max_cost=1, max_queue_tokens=4)) as (client, _):
         stub.fault = "hang"
         running = threading.Thread(target=encode, args=(client, POISON))
@@ -197,7 +197,7 @@ def test_tokenization_and_serialization_of_large_requests_do_not_block_others(
 
 
 def test_full_queue_is_reported_before_tokenization(
-    stub: Stub, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    stub: StubEngine, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with stubbed(settings, batch=BatchSettings(max_cost=1, max_queue_tokens=3)) as (client, _):
         stub.fault = "hang"
@@ -271,7 +271,7 @@ def test_tokenizer_routes_return_504_after_their_deadline(
 
 
 def test_exceeded_deadline_returns_504_and_removes_the_request_from_the_queue(
-    stub: Stub, settings: Settings
+    stub: StubEngine, settings: Settings
 ) -> None:
     with (
         stubbed(settings, batch=BatchSettings(max_cost=1)) as (client, _),
@@ -293,7 +293,7 @@ def test_exceeded_deadline_returns_504_and_removes_the_request_from_the_queue(
 
 
 def test_request_that_would_miss_its_deadline_returns_429_and_is_not_run(
-    stub: Stub, settings: Settings
+    stub: StubEngine, settings: Settings
 ) -> None:
     with (
         stubbed(settings, batch=BatchSettings(max_cost=1)) as (client, _),
@@ -322,7 +322,9 @@ def test_request_that_would_miss_its_deadline_returns_429_and_is_not_run(
         assert sum(stub.ran) == 1 + 1 + 2
 
 
-def test_deadline_of_the_client_has_its_own_metric_status(stub: Stub, settings: Settings) -> None:
+def test_deadline_of_the_client_has_its_own_metric_status(
+    stub: StubEngine, settings: Settings
+) -> None:
     limits = settings.limits.model_copy(update={"request_s": 0.05})
     with stubbed(settings, limits=limits) as (client, _):
         stub.fault = "hang"
@@ -335,7 +337,9 @@ def test_deadline_of_the_client_has_its_own_metric_status(stub: Stub, settings: 
         stub.gate.set()
 
 
-def test_client_cannot_extend_the_deadline_of_the_service(stub: Stub, settings: Settings) -> None:
+def test_client_cannot_extend_the_deadline_of_the_service(
+    stub: StubEngine, settings: Settings
+) -> None:
     limits = settings.limits.model_copy(update={"request_s": 0.05})
     with stubbed(settings, limits=limits) as (client, _):
         stub.fault = "hang"
@@ -460,7 +464,7 @@ def test_failed_startup_reports_the_reason_and_is_never_ready(
 
 
 async def test_gpu_warm_up_runs_one_row_and_a_batch_of_each_length_on_all_streams(
-    half_artifact: Artifact, stub: Stub, monkeypatch: pytest.MonkeyPatch
+    half_artifact: Artifact, stub: StubEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stub, "target", "cuda")
     monkeypatch.setattr(stub, "streams", 2)

@@ -58,7 +58,7 @@ SPARSE: tuple[SimilarityName, ...] = ("cosine", "dot", "euclidean", "manhattan")
 NAMES = [*DENSE, *(f"sparse-{name}" for name in SPARSE)]
 
 
-class Models(NamedTuple):
+class ModelsAndOracles(NamedTuple):
     """A service of all models, and the oracle and the artifact of each."""
 
     client: TestClient
@@ -95,7 +95,7 @@ def models(
     small_folder: Path,
     sparse_encoder: tuple[SparseEncoder, Artifact],
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Models]:
+) -> Iterator[ModelsAndOracles]:
     folder = tmp_path_factory.mktemp("similarities")
     oracles: dict[str, SentenceTransformer | SparseEncoder] = {}
     artifacts: dict[str, Path] = {}
@@ -132,7 +132,7 @@ def models(
         engine=EngineSettings(threads=1),
     )
     with serving(create_app(settings, on_fatal=pytest.fail)) as client:
-        yield Models(client, oracles, artifacts)
+        yield ModelsAndOracles(client, oracles, artifacts)
 
 
 def close(actual: object, expected: NDArray[np.float64]) -> None:
@@ -149,7 +149,9 @@ def texts_of(name: str) -> tuple[list[str], list[str]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scores_equal_the_similarity_of_sentence_transformers(models: Models, name: str) -> None:
+def test_scores_equal_the_similarity_of_sentence_transformers(
+    models: ModelsAndOracles, name: str
+) -> None:
     queries, documents = texts_of(name)
     expected = models.expected(name, queries, documents)
     kind = name.rpartition("-")[2]
@@ -168,7 +170,9 @@ def test_scores_equal_the_similarity_of_sentence_transformers(models: Models, na
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rankings_have_the_order_and_scores_of_the_similarity(models: Models, name: str) -> None:
+def test_rankings_have_the_order_and_scores_of_the_similarity(
+    models: ModelsAndOracles, name: str
+) -> None:
     queries, documents = texts_of(name)
     for query, expected in zip(queries, models.expected(name, queries, documents), strict=True):
         order = np.argsort(-expected, kind="stable").tolist()
@@ -189,7 +193,7 @@ def test_rankings_have_the_order_and_scores_of_the_similarity(models: Models, na
 
 @pytest.mark.parametrize("name", NAMES)
 def test_python_api_and_bulk_scores_equal_the_similarity(
-    models: Models, name: str, tmp_path: Path
+    models: ModelsAndOracles, name: str, tmp_path: Path
 ) -> None:
     queries, documents = texts_of(name)
     expected = models.expected(name, queries, documents)
@@ -218,7 +222,7 @@ def test_python_api_and_bulk_scores_equal_the_similarity(
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("name", DENSE)
 def test_document_has_the_similarity_of_its_best_chunk(
-    models: Models, name: str, late: bool
+    models: ModelsAndOracles, name: str, late: bool
 ) -> None:
     chunking = {"size": 6, "late": late}
     body = models.post(
@@ -253,7 +257,7 @@ def token_terms(oracle: SentenceTransformer, text: str, prompt: str) -> NDArray[
 
 @pytest.mark.parametrize("name", ["cosine", "dot", "unit-dot"])
 def test_terms_of_a_score_are_products_of_the_compared_vectors_tokens(
-    models: Models, name: str
+    models: ModelsAndOracles, name: str
 ) -> None:
     oracle = models.oracles[name]
     assert isinstance(oracle, SentenceTransformer)
@@ -288,7 +292,9 @@ def test_terms_of_a_score_are_products_of_the_compared_vectors_tokens(
 
 
 @pytest.mark.parametrize("name", ["sparse-cosine", "sparse-dot"])
-def test_terms_of_sparse_vectors_are_products_of_weights(models: Models, name: str) -> None:
+def test_terms_of_sparse_vectors_are_products_of_weights(
+    models: ModelsAndOracles, name: str
+) -> None:
     queries, documents = texts_of(name)
     oracle = models.oracles[name]
     result = models.post(
@@ -307,7 +313,7 @@ def test_terms_of_sparse_vectors_are_products_of_weights(models: Models, name: s
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith(("dot", "cosine"))])
-def test_distances_have_no_explanations(models: Models, name: str) -> None:
+def test_distances_have_no_explanations(models: ModelsAndOracles, name: str) -> None:
     queries, documents = texts_of(name)
     score = {
         "model": name,
@@ -331,7 +337,7 @@ def test_distances_have_no_explanations(models: Models, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_descriptions_name_the_similarity(models: Models, name: str) -> None:
+def test_descriptions_name_the_similarity(models: ModelsAndOracles, name: str) -> None:
     similarity = name.rpartition("-")[2]
     assert models.client.get(f"/models/{name}/info").json()["similarity"] == similarity
     served = {m["name"]: m["similarity"] for m in models.client.get("/models").json()["models"]}
@@ -341,7 +347,7 @@ def test_descriptions_name_the_similarity(models: Models, name: str) -> None:
 @pytest.mark.parametrize("dimensions", [None, 8])
 @pytest.mark.parametrize("name", DENSE)
 def test_compatible_embeddings_have_the_similarities_of_the_model(
-    models: Models, name: str, dimensions: int | None
+    models: ModelsAndOracles, name: str, dimensions: int | None
 ) -> None:
     similarity, normalizes = DENSE[name]
     oracle = models.oracles[name]
@@ -369,7 +375,9 @@ def test_compatible_embeddings_have_the_similarities_of_the_model(
         assert embeddings["ubinary"] == np.packbits(vectors > 0, axis=1).tolist()
 
 
-def test_tei_compares_by_cosine_and_normalises_as_its_requests_say(models: Models) -> None:
+def test_tei_compares_by_cosine_and_normalises_as_its_requests_say(
+    models: ModelsAndOracles,
+) -> None:
     vectors = np.asarray(models.oracles["dot"].encode(DOCUMENTS), np.float64)
     units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     for normalize, expected in ((True, units), (False, vectors)):
@@ -400,7 +408,7 @@ def test_models_without_vectors_have_no_similarity(
 
 
 def test_similarity_of_vectors_survives_an_override_of_the_normalisation(
-    models: Models, tmp_path: Path
+    models: ModelsAndOracles, tmp_path: Path
 ) -> None:
     """The similarity applies to the served vectors, here scaled by the export."""
     saved = models.artifacts["dot"].with_name("dot")

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from service.evaluation import ranking
-from service.evaluation.ranking import Similarity, Vectors, rank
+from service.evaluation.ranking import VectorFiles, VectorSpace, rank
 
 
 def write(folder: Path, vectors: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> Path:
@@ -36,9 +36,9 @@ def test_best_documents_of_many_blocks_are_those_of_all(
     names = [f"q{number}" for number in range(5)]
     shares: list[float] = []
     found = rank(
-        Vectors(write(tmp_path / "queries", queries), names, "dense"),
-        Vectors(write(tmp_path / "documents", documents), ids, "dense"),
-        Similarity("dot", 0),
+        VectorFiles(write(tmp_path / "queries", queries), names, "dense"),
+        VectorFiles(write(tmp_path / "documents", documents), ids, "dense"),
+        VectorSpace("dot", 0),
         9,
         shares.append,
     )

@@ -53,33 +53,33 @@ def save_roberta(folder: Path, **changes: object) -> None:
     edit_json(folder / "tokenizer_config.json", **changes)
 
 
-class Case(NamedTuple):
+class TaggerCase(NamedTuple):
     family: str
     save: Callable[[Path], None]
 
 
 CASES = {
-    "WordPiece": Case("bert", save_wordpiece),
-    "byte-level BPE": Case("roberta", save_roberta),
-    "byte-level BPE with a space before the text": Case(
+    "WordPiece": TaggerCase("bert", save_wordpiece),
+    "byte-level BPE": TaggerCase("roberta", save_roberta),
+    "byte-level BPE with a space before the text": TaggerCase(
         "roberta", lambda folder: save_roberta(folder, add_prefix_space=True)
     ),
-    "byte-level BPE with spaces in spans": Case(
+    "byte-level BPE with spaces in spans": TaggerCase(
         "roberta", lambda folder: save_roberta(folder, trim_offsets=False)
     ),
-    "byte-level BPE as in its file": Case(
+    "byte-level BPE as in its file": TaggerCase(
         "gte", lambda folder: save_roberta(folder, tokenizer_class="TokenizersBackend")
     ),
-    "byte-level BPE of Qwen": Case(
+    "byte-level BPE of Qwen": TaggerCase(
         "nomic_bert", lambda folder: save_byte_level(folder, "Qwen2Tokenizer")
     ),
-    "Unigram": Case(
+    "Unigram": TaggerCase(
         "xlm-roberta", lambda folder: save_sentencepiece(folder, "XLMRobertaTokenizer")
     ),
-    "Unigram of DeBERTa": Case(
+    "Unigram of DeBERTa": TaggerCase(
         "deberta-v2", lambda folder: save_sentencepiece(folder, "DebertaV2Tokenizer")
     ),
-    "Unigram in lower case": Case(
+    "Unigram in lower case": TaggerCase(
         "electra", lambda folder: save_sentencepiece(folder, "AlbertTokenizer")
     ),
 }

@@ -25,7 +25,7 @@ KINDS = {**TOKENIZERS, "untrimmed BPE": untrimmed_bpe}
 LARGE = 10**6
 
 
-class Kind(NamedTuple):
+class TokenizerKind(NamedTuple):
     """A tokenizer of the service, and the same of the tokenizers library."""
 
     served: TextTokenizer
@@ -38,23 +38,25 @@ def kind(
     request: pytest.FixtureRequest,
     small_artifact: Artifact,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Kind:
+) -> TokenizerKind:
     return kind_of(request.param, small_artifact, tmp_path_factory.mktemp("tokenizer"))
 
 
 @pytest.fixture(scope="module")
-def word_pieces(small_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Kind:
+def word_pieces(
+    small_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory
+) -> TokenizerKind:
     return kind_of("WordPiece", small_artifact, tmp_path_factory.mktemp("word-pieces"))
 
 
-def kind_of(name: str, artifact: Artifact, folder: Path) -> Kind:
+def kind_of(name: str, artifact: Artifact, folder: Path) -> TokenizerKind:
     tokenizer = served_by(KINDS[name](artifact), artifact, folder, MAX_TOKENS)
     plain = Tokenizer.from_file(str(folder / TOKENIZER))
     plain.no_truncation()
-    return Kind(tokenizer, plain, Artifact(folder, tokenizer.manifest))
+    return TokenizerKind(tokenizer, plain, Artifact(folder, tokenizer.manifest))
 
 
-def chunks_of(kind: Kind, text: str, **options: object) -> list[Chunk]:
+def chunks_of(kind: TokenizerKind, text: str, **options: object) -> list[Chunk]:
     chunked = ChunkedTexts(kind.served, [text], Chunking(**options), LARGE)  # type: ignore[arg-type]
     chunked.rows(None)
     return chunked.chunks[0]
@@ -95,7 +97,7 @@ passages = st.lists(st.tuples(words, spaces), min_size=1, max_size=80).map(
 )
 @example(text="\u200b" + "\u3000" * 9, strategy="tokens", size=20, overlap=0, late=False)
 def test_chunks_are_ordered_cover_the_text_and_have_at_most_size_tokens(
-    kind: Kind, text: str, strategy: Strategy, size: int, overlap: int, late: bool
+    kind: TokenizerKind, text: str, strategy: Strategy, size: int, overlap: int, late: bool
 ) -> None:
     if not kind.plain.encode(text).ids:
         with pytest.raises(InvalidInput, match="no tokens of its own"):
@@ -125,7 +127,7 @@ def test_chunks_are_ordered_cover_the_text_and_have_at_most_size_tokens(
 @settings(max_examples=100)
 @given(text=passages, size=st.integers(20, 40), overlap=st.integers(0, 19))
 def test_windows_of_tokens_are_full_and_overlap_exactly(
-    word_pieces: Kind, text: str, size: int, overlap: int
+    word_pieces: TokenizerKind, text: str, size: int, overlap: int
 ) -> None:
     plain = word_pieces.plain
     assume(text.strip() and tokens_of(plain, text))
@@ -150,7 +152,7 @@ def test_windows_of_tokens_are_full_and_overlap_exactly(
 )
 @example(text=f"\x08\n\nHello {'x' * 40} ", strategy="sentences", size=20)
 def test_chunk_ends_at_the_last_boundary_that_fits(
-    kind: Kind, text: str, strategy: Strategy, size: int
+    kind: TokenizerKind, text: str, strategy: Strategy, size: int
 ) -> None:
     assume(text.strip() and tokens_of(kind.plain, text))
     chunks = chunks_of(kind, text, strategy=strategy, size=size)
@@ -195,7 +197,7 @@ def test_sentences_end_at_terminators_before_white_space(case: str) -> None:
     assert sorted({start for start in sentence_starts(text) if start < len(text)}) == starts
 
 
-def test_sentences_are_packed_and_whole_last_ones_repeated(word_pieces: Kind) -> None:
+def test_sentences_are_packed_and_whole_last_ones_repeated(word_pieces: TokenizerKind) -> None:
     text = "One two three. Four five. Six seven. Eight nine ten. Eleven."
     chunks = chunks_of(word_pieces, text, strategy="sentences", size=8)
     assert words_of(text, chunks) == [
@@ -213,7 +215,7 @@ def test_sentences_are_packed_and_whole_last_ones_repeated(word_pieces: Kind) ->
 
 
 def test_long_sentence_falls_back_to_tokens_and_long_paragraph_to_sentences(
-    word_pieces: Kind,
+    word_pieces: TokenizerKind,
 ) -> None:
     text = "Short one.\n\nA cat sat here. It slept.\n\none two three four five six seven. End."
     chunks = chunks_of(word_pieces, text, strategy="paragraphs", size=6)
@@ -232,7 +234,7 @@ def test_long_sentence_falls_back_to_tokens_and_long_paragraph_to_sentences(
     ]
 
 
-def test_characters_of_several_tokens_are_never_split(kind: Kind) -> None:
+def test_characters_of_several_tokens_are_never_split(kind: TokenizerKind) -> None:
     text = "🎉👩‍💻漢字é½" * 20
     for size in (7, 8, 9, 10, 11, 12):
         for late in (False, True):
@@ -271,7 +273,7 @@ def test_chunk_that_grows_when_tokenised_alone_is_shortened(
     assert max(tokens_of(kind.plain, part) for part in words_of(text, chunks)) == 20
 
 
-def test_chunk_fits_with_a_prompt_whose_tokens_merge_with_the_chunks(kind: Kind) -> None:
+def test_chunk_fits_with_a_prompt_whose_tokens_merge_with_the_chunks(kind: TokenizerKind) -> None:
     # "prereceipt" has more tokens than "pre" and "receipt", for most tokenizers.
     manifest = replace(kind.artifact.manifest, prompts={"joined": "pre"})
     tokenizer = TextTokenizer(replace(kind.artifact, manifest=manifest), LARGE)
@@ -297,19 +299,19 @@ def test_chunk_fits_with_a_prompt_whose_tokens_merge_with_the_chunks(kind: Kind)
     ],
 )
 def test_invalid_options_are_named(
-    word_pieces: Kind, options: dict[str, object], pointer: str, message: str
+    word_pieces: TokenizerKind, options: dict[str, object], pointer: str, message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message) as raised:
         chunks_of(word_pieces, "a cat", **options)
     assert raised.value.pointer == pointer
 
 
-def test_chunks_are_as_large_as_fit_without_a_size(word_pieces: Kind) -> None:
+def test_chunks_are_as_large_as_fit_without_a_size(word_pieces: TokenizerKind) -> None:
     chunks = chunks_of(word_pieces, "cat " * 100)
     assert [chunk.tokens for chunk in chunks] == [64, 36]
 
 
-def test_number_of_chunks_is_limited(word_pieces: Kind) -> None:
+def test_number_of_chunks_is_limited(word_pieces: TokenizerKind) -> None:
     texts, chunking = ["cat " * 30] * 3, Chunking(size=10)
     ChunkedTexts(word_pieces.served, texts, chunking, 9).rows(None)
     with pytest.raises(InvalidInput, match="more than 8 chunks") as raised:
@@ -329,7 +331,7 @@ def test_number_of_chunks_is_limited(word_pieces: Kind) -> None:
 )
 @pytest.mark.parametrize("late", [False, True])
 def test_text_without_tokens_is_one_chunk(
-    word_pieces: Kind, text: str, expected: list[tuple[int, int, int]], late: bool
+    word_pieces: TokenizerKind, text: str, expected: list[tuple[int, int, int]], late: bool
 ) -> None:
     for strategy in get_args(Strategy):
         chunks = chunks_of(word_pieces, text, strategy=strategy, size=1, late=late)
