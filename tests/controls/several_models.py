@@ -310,12 +310,6 @@ GUARDS = (
         f"{_I}batching/test_streams.py::test_drain_time_includes_the_share_of_the_other_batchers",
     ),
     Guard(
-        "service/inference/batching/batcher.py",
-        "        self._pool.remove(self._runner)\n",
-        "",
-        f"{_I}batching/test_streams.py::test_defect_of_a_batcher_affects_no_other",
-    ),
-    Guard(
         "models/engines/engine.py",
         "is_long and not self._running_long",
         "is_long",

@@ -171,7 +171,6 @@ class Batcher(Generic[Item, Result]):
 
     def _end(self) -> None:
         self._is_alive = False
-        self._pool.remove(self._runner)
         for request in self._open:
             if not request.done.done():
                 request.done.set_exception(Stopped())

@@ -236,17 +236,12 @@ class StreamPool:
                 for index in range(-self._has_spare, self.streams)
             ]
 
-    def remove(self, runner: Runner) -> None:
-        """Start no further batch of a runner."""
-        with self._lock:
-            self._members = [member for member in self._members if member.runner is not runner]
-
     async def leave(self, runner: Runner) -> None:
         """Start no further batch of a runner; without any other runner, end the threads."""
-        self.remove(runner)
-        if self._members:
-            return
         with self._lock:
+            self._members = [member for member in self._members if member.runner is not runner]
+            if self._members:
+                return
             self._streams.clear()
             self._idle.clear()
         tasks, self._supervisors = self._supervisors, []
