@@ -263,12 +263,33 @@ class PairInfo(BaseModel):
     )
 
 
+class OtherTextInfo(BaseModel):
+    """The text of a pair whose units are not left out."""
+
+    side: Side = Field(description="Side of the text")
+    start: int = Field(description="Index of the first character that the model reads")
+    end: int = Field(
+        description="Index after the last character that the model reads; all variants have this "
+        "part of the text alone"
+    )
+
+
+_Other = Annotated[
+    OtherTextInfo | None,
+    Field(
+        description="Part of the other text that the model reads, for scores of pairs; null: `of` "
+        "is `both`"
+    ),
+]
+
+
 class DeletionInfo(BaseModel):
     """Explanation of a score by deletion of units of texts."""
 
     method: Literal["deletion"]
     label: str | None = Field(None, description="Label whose score is explained, for classifiers")
     texts: list[TextEffectsInfo]
+    other: _Other = None
     pairs: list[PairInfo] | None = Field(
         None,
         description="Effects of pairs of units, the largest first, with `pairs`; empty if "
@@ -282,6 +303,7 @@ class ShapleyInfo(BaseModel):
     method: Literal["shapley"]
     label: str | None = Field(None, description="Label whose score is explained, for classifiers")
     texts: list[TextValuesInfo]
+    other: _Other = None
 
 
 def option_of(
@@ -318,10 +340,14 @@ def explanation_fields(
     texts = [
         {"side": _SIDES[fields.pop("text")], **fields} for fields in _text_fields(found, raw=raw)
     ]
-    pairs = {}
+    info: dict[str, object] = {"method": _METHODS[type(found)], "texts": texts}
+    if found.other is not None:
+        start, end = found.other
+        side = _SIDES[1 - found.texts[0].text]
+        info["other"] = {"side": side, "start": start, "end": end}
     if isinstance(found, Deletions) and found.pairs is not None:
-        pairs = {"pairs": [asdict(pair) for pair in found.pairs[raw]]}
-    return {"method": _METHODS[type(found)], "texts": texts, **pairs}
+        info["pairs"] = [asdict(pair) for pair in found.pairs[raw]]
+    return info
 
 
 def highlight_fields(

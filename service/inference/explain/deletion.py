@@ -195,12 +195,15 @@ class Deletions:
         label: Label of the score, for classifiers; None: for scores of pairs.
         pairs: Effects of pairs of units on the score, and on the logit, the largest first. They are
             empty if the tokens did not suffice; None: not requested.
+        other: Span that the model reads of the other text of a pair, whose units were not left out;
+            all variants have this part. None: there is no such text.
     """
 
     texts: Sequence[TextEffects]
     raw_texts: Sequence[TextEffects]
     label: str | None = None
     pairs: tuple[Sequence[PairEffect], Sequence[PairEffect]] | None = None
+    other: Span | None = None
     meaning: ClassVar[str] = "lost by the {} without it"
 
     @property
@@ -223,6 +226,7 @@ class ShapleyValues:
     texts: Sequence[TextValues]
     raw_texts: Sequence[TextValues]
     label: str | None = None
+    other: Span | None = None
     meaning: ClassVar[str] = "part of the {} (Shapley value)"
 
     @property

@@ -56,6 +56,7 @@ class Part:
         index: Index of the input.
         text: Index of the text in the input.
         read: Span of the part in the text.
+        other: Span that the model reads of the other text of a pair; None: a single text.
         whole: The input, of the parts of its texts that the model reads.
         by: Kind of its units.
         units: Span of each unit in the part.
@@ -71,6 +72,7 @@ class Part:
     index: int
     text: int
     read: Span
+    other: Span | None
     whole: Input
     by: UnitKind
     units: Sequence[Span]
@@ -226,6 +228,7 @@ class DeletionPlanner:
                     [self._shapley(part, raw=False) for part in parts],
                     [self._shapley(part, raw=True) for part in parts],
                     self._label_of(index),
+                    _other_of(parts),
                 )
                 for index, parts in self._of.items()
             }
@@ -237,6 +240,7 @@ class DeletionPlanner:
                 (self._pair_effects(index, raw=False), self._pair_effects(index, raw=True))
                 if self.deletion.pairs
                 else None,
+                _other_of(parts),
             )
             for index, parts in self._of.items()
         }, {}
@@ -294,9 +298,9 @@ class DeletionPlanner:
             if self._texts.have_same_rows(own, whole):
                 self._known.add(whole)
         chosen = range(len(texts)) if self.labels else self.deletion.texts
-        return [self._part_of(index, text, spans[text], whole) for text in chosen]
+        return [self._part_of(index, text, spans, whole) for text in chosen]
 
-    def _part_of(self, index: int, text: int, read: Span, whole: Input) -> Part:
+    def _part_of(self, index: int, text: int, spans: Sequence[Span], whole: Input) -> Part:
         content = _texts_of(whole)[text]
         by = self.deletion.units
         units = self._units(content, by)
@@ -305,7 +309,8 @@ class DeletionPlanner:
         samples = 0
         if self._is_shapley and units:
             samples = min(self.deletion.samples_of(len(units)), (1 << len(units)) - 2)
-        part = Part(index, text, read, whole, by, units, samples)
+        other = spans[1 - text] if len(spans) > 1 else None
+        part = Part(index, text, spans[text], other, whole, by, units, samples)
         part.length, part.rest = (self._length(part, variant) for variant in (content, ""))
         return part
 
@@ -518,6 +523,11 @@ class DeletionPlanner:
         deadline = self.options.deadline
         if deadline is not None and not deadline.remaining_s:
             raise TimeoutError
+
+
+def _other_of(parts: Sequence[Part]) -> Span | None:
+    """Return the span that the model reads of the text of a pair that is no part; None: none."""
+    return parts[0].other if len(parts) == 1 else None
 
 
 def _texts_of(own: Input) -> Sequence[str]:

@@ -69,7 +69,7 @@ export function rankingOf(runs) {
   const { result, passages, body } = run;
   const explanations = new Map(runs.filter(({ key, result: own }) => key === "explained" && own)
     .flatMap(({ indices, result: { explanations: own } }) => indices.flatMap((index, at) => {
-      const explained = own[at]?.texts[0];
+      const explained = own[at] && { ...own[at].texts[0], query: own[at].other };
       return explained && !isSingle(explained) ? [[index, explained]] : [];
     })));
   const reference = runs.find(({ key }) => key === "reference")?.result;

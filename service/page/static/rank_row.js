@@ -1,6 +1,7 @@
 // A row of the ranking: rank, score, and the passage as prose, coloured by what its sentences or words do to the score.
 
 import { diverging } from "./colours.js";
+import { isCut } from "./deletion.js";
 import { element } from "./dom.js";
 import { rove } from "./roving.js";
 import { largest, slice } from "./tokens.js";
@@ -46,12 +47,14 @@ export function paintRow(row, ranking, [low, high], model, isPending) {
   const share = (ranking.scores[index] - low) / (high - low || 1);
   row.querySelector(".level > span").style.width = `${100 * Math.max(0, Math.min(1, share))}%`;
   const explained = ranking.explanations.get(index);
-  if (explained && !row.dataset.by) paintProse(row, explained, ranking.passages[index].text, ranking.truncated[index], model);
+  if (explained && !row.dataset.by) paintProse(row, explained, ranking, index, model);
   const readout = row.querySelector(".readout");
   if (!explained && !isPending) readout.textContent = `Not explained.${ranking.truncated[index] ? " The model did not read all of it." : ""}`;
 }
 
-function paintProse(row, explained, text, isTruncated, model) {
+function paintProse(row, explained, { passages, truncated, query }, index, model) {
+  const { text } = passages[index];
+  const isTruncated = truncated[index];
   row.dataset.by = explained.by;
   const prose = row.querySelector(".prose");
   const scale = largest(explained.units.map(({ left_out: value }) => value));
@@ -69,7 +72,7 @@ function paintProse(row, explained, text, isTruncated, model) {
   prose.ariaLabel = `${prose.ariaLabel}: its ${explained.by} can be struck out`;
   rove(prose, units);
   const readout = row.querySelector(".readout");
-  readout.textContent = isTruncated && !endsEarly && explained.start === 0 ? "The model did not read all of the query." : "";
+  readout.textContent = isCut({ ...explained.query, content: query }) ? "The model did not read all of the query." : "";
   const say = ({ target }) => { if (target.dataset.said) readout.textContent = target.dataset.said; };
   prose.addEventListener("focusin", say);
   prose.addEventListener("mouseover", say);

@@ -62,6 +62,46 @@ def test_left_out_and_alone_are_differences_of_two_scores(
     assert sorted(unit["rank"] for unit in units) == [*range(1, 8)]
 
 
+@pytest.mark.parametrize("side", ["query", "document"])
+@pytest.mark.parametrize("method", ["deletion", "shapley"])
+def test_variants_have_the_part_of_the_other_text_that_the_model_reads(
+    any_client: TestClient, side: str, method: str
+) -> None:
+    texts = {"query": "w5 w9 cat", "document": "w9 w40. w5"}
+    (other,) = texts.keys() - {side}
+    texts[other] = " ".join(f"w{index % 50} unbelievable." for index in range(400))
+
+    def score(texts: dict[str, str]) -> float:
+        body = {"queries": texts["query"], "documents": texts["document"]}
+        return float(posted(any_client, "/score", **body)["scores"][0])
+
+    response = posted(
+        any_client,
+        "/score",
+        queries=texts["query"],
+        documents=texts["document"],
+        explain={"by": "words", "of": side, "method": method},
+    )
+    (explanation,) = response["explanations"]
+    (text,) = explanation["texts"]
+    part = explanation["other"]
+    assert (text["side"], part["side"]) == (side, other)
+    assert 0 == part["start"] < part["end"] < len(texts[other]) / 2
+    texts[other] = texts[other][: part["end"]]
+    assert text["whole"] == pytest.approx(score(texts), abs=5e-5)
+    # Without the units of the one text, more tokens of the whole other one would fit.
+    assert text["empty"] == pytest.approx(score({**texts, side: ""}), abs=5e-5)
+
+
+def test_without_another_text_there_is_no_part_of_it(
+    client: TestClient, classify_client: TestClient
+) -> None:
+    body = {"queries": QUERY, "documents": DOCUMENT, "explain": {"of": "both"}}
+    assert "other" not in posted(client, "/score", **body)["explanations"][0]
+    response = posted(classify_client, "/classify", inputs=[["w5", "w9 w5"], "w5"], explain=True)
+    assert all("other" not in explanation for explanation in response["explanations"])
+
+
 def test_rerank_explains_the_best_three(any_client: TestClient) -> None:
     documents = ["w9", "w40 w5", "w5 w6", "w9 w5", "sat"]
     body = {"query": QUERY, "documents": documents}

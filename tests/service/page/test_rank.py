@@ -245,6 +245,15 @@ def test_cut_line_is_where_the_tokenizer_truncates(
     assert len(page.find_elements(By.CSS_SELECTOR, "#rank .cut")) == 1
 
 
+def test_a_query_that_is_not_read_whole_is_named_beside_a_passage_that_is_not(
+    browser: Browser, minilm_url: str
+) -> None:
+    page = opened(browser, minilm_url, LONG, "\n\n".join([PASSAGES[0], LONG]))
+    assert len(page.find_elements(By.CSS_SELECTOR, "#rank .cut")) == 1
+    readouts = [find_in(row, ".readout").text for row in rows(page)]
+    assert readouts == ["The model did not read all of the query."] * 2
+
+
 def test_bars_of_cosines_begin_at_unrelated_texts(browser: Browser, minilm_url: str) -> None:
     page = opened(browser, minilm_url)
     unrelated = page.execute_script(
