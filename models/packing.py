@@ -5,10 +5,10 @@ activations compute nothing on padding. Two index maps convert between this pack
 the padded layout `(B, L)`, which attention needs.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import chain
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -237,6 +237,20 @@ def first_tokens(word_ids: Iterable[int | None]) -> dict[int, int]:
         if word is not None:
             positions.setdefault(word, position)
     return positions
+
+
+def prompt_length(ids: Sequence[int], added_tokens: Mapping[int, Any]) -> int:
+    """Return the number of leading tokens that pooling excludes with a prompt.
+
+    As in sentence-transformers, a special token at the end of the prompt is not one of them,
+    whether the tokenizer adds it or the prompt spells it.
+
+    Args:
+        ids: Token ids of the prompt alone.
+        added_tokens: Added tokens of the tokenizer, by id.
+    """
+    last = added_tokens.get(ids[-1]) if ids else None
+    return len(ids) - (last is not None and last.special)
 
 
 def _concatenated(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from models.artifact import Artifact, ArtifactError, Manifest, Output
 from models.engines import Engine, open_engine
-from models.packing import NO_ADAPTER, PackedBatch, pack
+from models.packing import NO_ADAPTER, PackedBatch, pack, prompt_length
 from models.quantization import Calibration, Vectors, dequantize, quantize
 
 Indices = NDArray[np.intp]
@@ -189,8 +189,7 @@ def text_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) ->
     prompt = "" if name is None else manifest.prompts[name]
     skipped = 0
     if prompt and not manifest.include_prompt:
-        encoding = tokenizer.encode(prompt)
-        skipped = len(encoding.ids) - encoding.special_tokens_mask[-1]
+        skipped = prompt_length(tokenizer.encode(prompt).ids, tokenizer.get_added_tokens_decoder())
     adapter = manifest.adapters.index(name) if name in manifest.adapters else NO_ADAPTER
     encodings = tokenizer.encode_batch([prompt + text for text in texts])
     # The service refuses texts without tokens.

@@ -23,6 +23,7 @@ from models.export.transformers_tokenizer import (
     load_tokenizer,
     no_file_error,
 )
+from models.packing import prompt_length
 from models.panics import panics_as_errors
 
 # Texts that the file must tokenise as transformers does: white space, control characters, scripts,
@@ -76,6 +77,8 @@ def read_tokenizer(
     _check_ids(tokenizer, vocab_size)
     if sentence_config.lowercase:
         _add_lowercase(tokenizer)
+    if not sentence_config.include_prompt:
+        _check_prompts(tokenizer, reference, sentence_config)
     if sentence_config.spans:
         check_tokenizer(tokenizer, reference, sentence_config.spans)
     if sentence_config.multi:
@@ -96,6 +99,23 @@ def _check_types(tokenizer: Tokenizer, config: SentenceConfig, name: str) -> Non
             f"{name}: the post_processor gives tokens of a pair the type {largest}; the model has "
             f"{config.token_types} types"
         )
+
+
+def _check_prompts(tokenizer: Tokenizer, reference: Any, config: SentenceConfig) -> None:  # noqa: ANN401
+    """Raise CheckpointError if the end of a prompt counts otherwise in sentence-transformers."""
+    added = tokenizer.get_added_tokens_decoder()
+    for name, prompt in config.prompts.items():
+        ids = tokenizer.encode(prompt).ids if prompt else []
+        if not ids:
+            continue
+        is_special = prompt_length(ids, added) < len(ids)
+        if is_special != (ids[-1] in reference.all_special_ids):
+            file = TOKENIZER if is_special else CONFIG
+            raise CheckpointError(
+                f"the prompt {name!r} ends in {tokenizer.id_to_token(ids[-1])!r}, a special token "
+                f"in {file} alone; without include_prompt, only special tokens that {CONFIG} names "
+                "too are supported there"
+            )
 
 
 def _add_lowercase(tokenizer: Tokenizer) -> None:

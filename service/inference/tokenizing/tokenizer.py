@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 from tokenizers import Encoding
 
 from models.artifact import MANIFEST, TOKENIZER, Artifact, ArtifactError, TokenRules
-from models.packing import NO_ADAPTER
+from models.packing import NO_ADAPTER, prompt_length
 from models.panics import panics_as_errors
 from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput, TooLarge, VitrineError
@@ -583,8 +583,8 @@ class TextTokenizer:
 
     def _prompt_tokens(self, prompt: str) -> int:
         """Return the number of tokens of a prompt, including the special tokens before it."""
-        encoding = self._tokenizer.encode(prompt)
-        return len(encoding.ids) - sum(encoding.special_tokens_mask[-1:])
+        ids = self._tokenizer.encode(prompt).ids
+        return prompt_length(ids, self._tokenizer.get_added_tokens_decoder())
 
     def _first_id(self, spellings: Sequence[str]) -> int | None:
         ids = map(self._tokenizer.token_to_id, spellings)

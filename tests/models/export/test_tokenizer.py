@@ -2,16 +2,19 @@
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import transformers
 from sentence_transformers import SentenceTransformer
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
+import vitrine
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError, ModelFolder
@@ -23,6 +26,7 @@ from tests.models.checkpoints import (
     edit_json,
     save_byte_fallback,
     save_byte_level,
+    save_chatml,
     save_checkpoint,
     save_classifier,
     save_sentencepiece,
@@ -464,3 +468,47 @@ def test_tokenizer_with_ids_beyond_the_vocabulary_is_rejected(tmp_path: Path) ->
     _, sentence_config = load(tmp_path)
     with pytest.raises(CheckpointError, match="'w59' the id 59; the model's vocabulary has"):
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 59)
+
+
+def save_without_pooled_prompts(folder: Path, family: str, prompts: dict[str, str]) -> None:
+    """Save a mean-pooled model that pools no prompts; its tokenizer adds no token at the end."""
+    size = 60
+    if family == "qwen3":
+        size = save_chatml(folder)
+    else:
+        save_tokenizer(folder)
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A", special_tokens=[("[CLS]", 0)]
+        )
+        tokenizer.save(str(folder / "tokenizer.json"))
+    save_checkpoint(folder, family, vocab_size=size)
+    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    pooling = {"word_embedding_dimension": 32, "include_prompt": False}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    write_json(folder / "config_sentence_transformers.json", {"prompts": prompts})
+
+
+@pytest.mark.parametrize(
+    ("family", "end"), [("bert", "[SEP]"), ("distilbert", "[PAD]"), ("qwen3", "<|im_end|>")]
+)
+def test_special_token_at_the_end_of_a_prompt_is_pooled_as_in_sentence_transformers(
+    tmp_path: Path, family: str, end: str
+) -> None:
+    prompts = {"special": f"w5 w6 {end}", "inner": f"w5{end} w6 ", "only": end}
+    save_without_pooled_prompts(tmp_path, family, prompts)
+    oracle = SentenceTransformer(str(tmp_path), device="cpu")
+    artifact, _ = export(resolve(str(tmp_path)), tmp_path / "artifact", copy_source=False)
+    texts = ["w7 w8 w9", "w9", "w5 w40 w41 w5"]
+    with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=1)) as model:
+        for name in prompts:
+            expected = np.stack([oracle.encode(text, prompt_name=name) for text in texts])
+            actual = model.encode(texts, prompt_name=name).vectors
+            np.testing.assert_allclose(actual, expected, atol=2e-5, err_msg=name)
+
+
+def test_prompt_that_ends_in_a_special_token_of_one_file_alone_is_refused(tmp_path: Path) -> None:
+    save_without_pooled_prompts(tmp_path, "qwen3", {"query": "find <|im_start|>"})
+    message = "the prompt 'query' ends in '<|im_start|>', a special token in tokenizer.json alone"
+    with pytest.raises(CheckpointError, match=re.escape(message)):
+        export(resolve(str(tmp_path)), tmp_path / "artifact")
