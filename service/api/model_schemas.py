@@ -135,6 +135,10 @@ class ServiceInfo(BaseModel):
     labels: list[str] = Field(
         description="Labels of a sequence or token classification model, in the order of its logits"
     )
+    activation: str | None = Field(
+        description="Activation that turns the logits of a sequence classification model into "
+        "scores, `sigmoid`, `softmax` or `identity`; null: other models"
+    )
     dimensions: int | None = Field(
         description="Width of a pooled vector or multi-vector; null: the model has neither"
     )

@@ -239,6 +239,7 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         family=manifest.family,
         outputs=list(model.outputs),
         labels=list(manifest.labels),
+        activation=manifest.activation if "logits" in manifest.outputs else None,
         dimensions=manifest.width if {"pooled", "multi"} & {*manifest.outputs} else None,
         pooling=list(manifest.pooling),
         normalize=manifest.normalize,

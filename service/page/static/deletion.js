@@ -159,7 +159,8 @@ function checkSentence({ path, body }, texts) {
   const text = texts.find(({ units }) => units.some(isPlain));
   if (!text) return "";
   const unit = text.units.filter(isPlain).reduce((one, other) => (Math.abs(other.leftOut) > Math.abs(one.leftOut) ? other : one));
-  const part = isCut(text) ? "the part of the text that the model reads" : "the text";
+  // A text that is cut is cut elsewhere beside another one.
+  const part = !texts.some(isCut) ? "the text" : texts.length > 1 ? "the parts of the texts that the model reads" : "the part of the text that the model reads";
   const raw = body.raw_scores ? " with raw_scores" : "";
   return `To check a number, send ${part} without the ${unit.isSentence ? "sentence" : "word"} to /${path}${raw}: without ${quoted(unit)} in ${inSentence(text.name)} the result`
     + ` is ${shown(text.whole - unit.leftOut)} in place of ${shown(text.whole)}, so its number is ${signed(unit.leftOut)}.`;

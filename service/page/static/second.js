@@ -26,7 +26,7 @@ export function secondRequests(all, model, runs) {
     body: { ...body, ...options, faithfulness: "words" },
   });
   if (model.kind !== "embedding") {
-    const target = { ...TARGETS[model.gradients.targets[0]](inputs), ...(model.kind === "classifier" && labelTarget(deletion.result)) };
+    const target = { ...TARGETS[model.gradients.targets[0]](inputs), ...(model.kind === "classifier" && labelTarget(deletion.result, model)) };
     const body = { text: inputs.a, ...secondText(inputs, model), target };
     const pointers = { "/text": "a", "/text_pair": "b", "/target/versus": "c" };
     // As by deletion, the other text stays as it is.
@@ -51,9 +51,8 @@ export function secondRequests(all, model, runs) {
 const prompted = (text, side, { prompts }) => (prompts.includes(side) ? { text, prompt_name: side } : text);
 
 // A probability of a softmax is that of a label against the others: the next one stands for them.
-function labelTarget({ labels: [scores], explanations: [{ label }] }) {
-  const isSoftmax = Math.abs(scores.reduce((sum, { score }) => sum + score, 0) - 1) < 1e-3;
-  return { label, versus: isSoftmax ? scores.find((other) => other.label !== label).label : null };
+function labelTarget({ labels: [scores], explanations: [{ label }] }, { info }) {
+  return { label, versus: info.activation === "softmax" ? scores.find((other) => other.label !== label).label : null };
 }
 
 // The units of the explained texts with both numbers. A token belongs to the unit in which it ends.

@@ -107,10 +107,10 @@ function row({ name, before, after }) {
   return [name, number(before), number(after), number(after - before, signed(after - before))];
 }
 
-// What deletion says about the struck words: exact for one of them, if the model reads the whole text.
+// What deletion says about the struck words: exact for one of them, if the model reads all of the texts.
 function predicted(sides) {
-  const gone = sides.flatMap((side) => side.units.filter((_, index) => struckWords(side.side).has(index)).map((unit) => ({ ...unit, isExact: !isCut(side) })));
-  if (!gone.length || gone.some(({ leftOut, isExact }) => leftOut === null || !isExact)) return [];
+  const gone = sides.flatMap((side) => side.units.filter((_, index) => struckWords(side.side).has(index)));
+  if (!gone.length || sides.some(isCut) || gone.some(({ leftOut }) => leftOut === null)) return [];
   const sum = gone.reduce((total, { leftOut }) => total + leftOut, 0);
   return [muted(gone.length === 1
     ? `“${gone[0].content}” was left out before: the explanation says ${signed(-sum)}.`

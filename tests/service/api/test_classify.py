@@ -251,6 +251,8 @@ def test_example_at_startup_is_a_request_that_the_model_can_answer(reranker: Art
 def test_info_lists_outputs_and_labels(classify_client: TestClient, client: TestClient) -> None:
     info = classify_client.get("/info").json()
     assert (info["outputs"], info["labels"]) == (["logits"], ["sad", "neutral", "happy"])
+    assert info["activation"] == "softmax"
     assert info["self_check"].keys() == {"logits"}
     info = client.get("/info").json()
     assert (info["outputs"], info["labels"]) == (["pooled", "tokens"], [])
+    assert info["activation"] is None

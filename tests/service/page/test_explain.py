@@ -1,6 +1,7 @@
 """The first answer: explanations by deletion, from a service without PyTorch and gradients."""
 
 import json
+import re
 from functools import partial
 from urllib.parse import urlencode, urlsplit
 
@@ -249,6 +250,27 @@ def test_text_beyond_the_maximum_length_is_said_to_be_cut(browser: Browser, plai
     shown = find(page, "#explain .result").text
     span = f"characters {explained['start']} to {explained['end']} of the {len(text)} of text B"
     assert f"The model reads {span}" in shown
+
+
+def test_number_beside_a_text_that_is_cut_is_checked_with_its_part(
+    browser: Browser, plain_url: str
+) -> None:
+    document = "w21 w7 w5 w40 " * 10
+    page = opened(browser, plain_url, "reranker", a=QUERY, b=document)
+    sentence = next(text for text in texts(page, "#explain .muted") if "To check" in text)
+    assert "send the parts of the texts that the model reads without the word" in sentence
+    word, rest = re.findall(r"without “(.*)” in the query the result is (\S+) ", sentence)[0]
+    explain = {"by": "words", "of": "query"}
+    result = scored(plain_url, "reranker", QUERY, document, explain=explain)
+    part = document[: result["explanations"][0]["other"]["end"]]
+    query = QUERY.replace(word, "").strip()
+    assert number(rest) == pytest.approx(
+        scored(plain_url, "reranker", query, part)["scores"][0], abs=1e-3
+    )
+    # Without a word of the query, the model reads more of the document.
+    strike(page, word)
+    until(lambda: texts(page, "#whatif td"))
+    assert "was left out before" not in find(page, "#whatif").text
 
 
 def test_numbers_that_were_not_measured_are_said_to_be_missing(

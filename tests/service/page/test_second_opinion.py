@@ -270,6 +270,30 @@ def test_verdict_is_by_rank_correlation_and_opposite_signs(
 
 
 @pytest.mark.parametrize(
+    ("activation", "versus"), [("softmax", "spam"), ("sigmoid", None), ("identity", None)]
+)
+def test_labels_of_a_softmax_alone_are_explained_against_the_next_one(
+    page: Browser, activation: str, versus: str | None
+) -> None:
+    """Sigmoids of independent labels can add up to 1 too."""
+    labels = [{"label": "toxic", "score": 0.9998}, {"label": "spam", "score": 0.0002}]
+    result = {"labels": [labels], "explanations": [{"label": "toxic"}]}
+    model = {
+        "kind": "classifier",
+        "info": {"activation": activation},
+        "gradients": {"targets": ["label"], "routes": []},
+    }
+    (target,) = page.execute_script(
+        "return import('./debug/assets/second.js').then(({secondRequests}) => "
+        "secondRequests({a: 'text', b: '', c: ''}, arguments[0], [arguments[1]])"
+        ".map(({body}) => body.target))",
+        model,
+        {"key": "deletion", "result": result},
+    )
+    assert target == {"type": "label", "label": "toxic", "versus": versus}
+
+
+@pytest.mark.parametrize(
     ("removed", "alone", "verdict"),
     [
         (0.4, 0.1, "matter more than random ones, in both tests"),
