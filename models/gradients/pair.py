@@ -12,10 +12,12 @@ all terms add up to the dot product; divided by |e_a| |e_b|, they add up to the 
 Source: Moeller et al. 2023, arXiv:2310.05703.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from models.gradients.attribution import TOKENS_AT_ONCE, baseline_tokens
@@ -23,8 +25,13 @@ from models.gradients.inputs import Side
 from models.gradients.integration import Integral, integrate
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import PairAttribution, ReferenceTerms
+from models.network.heads import NormalizeHead, TruncateHead
+from models.network.taps import NO_TAP, Tap
 
 Array = NDArray[np.float64]
+
+# Heads after which the cosine is the same without normalisation between them.
+_WITHOUT_SCALE = (NormalizeHead, TruncateHead)
 
 
 def explain_pair(
@@ -44,18 +51,24 @@ def explain_pair(
         a: Text whose tokens are the rows of the matrix.
         b: Text whose tokens are the columns of the matrix.
         layer_name: Layer of the tokens, one of `model.layer_names`. Token vectors at "output"
-            depend on their context. With mean pooling, no heads and a baseline of zeros, the matrix
-            at "output" is exact: it consists of scaled dot products of token vectors.
+            depend on their context. With mean pooling, a baseline of zeros, and no heads but
+            truncation and, for a cosine, normalisation, the matrix at "output" is exact: it
+            consists of scaled dot products of token vectors.
         tolerance: Tolerance of each text's integral; see `integration.integrate`.
         max_evaluations: Evaluation limit of each text's integral; see `integration.integrate`. An
             evaluation costs one Jacobian-vector product per token.
     """
-    sides = tuple(_integral(model, side, layer_name, tolerance, max_evaluations) for side in (a, b))
+    # The dot product of vectors of unit length is their cosine.
+    is_cosine = model.normalize or model.similarity == "cosine"
+    heads = model.network.heads
+    # Normalisation has no derivative at a vector of zeros, which can be that of a baseline.
+    keeps_cosine = is_cosine and all(isinstance(head, _WITHOUT_SCALE) for head in heads)
+    tap = _WithoutNormalization() if keeps_cosine else NO_TAP
+    rest = layer_name, tolerance, max_evaluations, tap
+    sides = tuple(_integral(model, side, *rest) for side in (a, b))
     (P_a, e_a, r_a), (P_b, e_b, r_b) = (
         (side.scores, side.value_input, side.value_baseline) for side in sides
     )
-    # The dot product of vectors of unit length is their cosine.
-    is_cosine = model.normalize or model.similarity == "cosine"
     scale = 1 / (np.linalg.norm(e_a) * np.linalg.norm(e_b)) if is_cosine else 1.0
     matrix: Array = scale * P_a @ P_b.T  # (L_a, L_b)
     similarity, a_baseline, baseline_b, baselines = (
@@ -71,8 +84,24 @@ def explain_pair(
     )
 
 
+class _WithoutNormalization(Tap):
+    """Leaves out the normalisation of vectors."""
+
+    def step(
+        self, name: str, module: nn.Module | None, function: Callable[..., Tensor], *inputs: Tensor
+    ) -> Tensor:
+        """Return the output of a step; see `Tap.step`."""
+        is_left_out = isinstance(module, NormalizeHead)
+        return inputs[0] if is_left_out else super().step(name, module, function, *inputs)
+
+
 def _integral(
-    model: ReferenceModel, side: Side, layer_name: str, tolerance: float, max_evaluations: int
+    model: ReferenceModel,
+    side: Side,
+    layer_name: str,
+    tolerance: float,
+    max_evaluations: int,
+    tap: Tap,
 ) -> Integral:
     """Return the path integral of a text's vector.
 
@@ -96,7 +125,7 @@ def _integral(
         directions[torch.arange(len(moved)), moved] = change[moved]
         # torch annotates the result as a tuple of two or three tensors.
         vectors, slopes = torch.func.jvp(  # type: ignore[misc]
-            lambda versions: model.continue_from(layer_name, versions, side.row),
+            lambda versions: model.continue_from(layer_name, versions, side.row, tap=tap),
             (tokens,),
             (directions,),
         )

@@ -152,7 +152,12 @@ class ReferenceModel:
         return tap.outputs[step][0]
 
     def continue_from(
-        self, layer_name: str, tokens: Tensor, row: InputRow, entries: Sequence[int] | None = None
+        self,
+        layer_name: str,
+        tokens: Tensor,
+        row: InputRow,
+        entries: Sequence[int] | None = None,
+        tap: Tap = NO_TAP,
     ) -> Tensor:
         """Continue the forward pass from token vectors at a layer.
 
@@ -166,6 +171,7 @@ class ReferenceModel:
                 computed.
             entries: Elements of sparse vectors to compute; None: all. Those of all versions and all
                 vocabulary entries would take gigabytes.
+            tap: Tap that each step of pooling and heads passes through.
         """
         encoder, x = self.network.encoder, tokens
         index = self.layer_names.index(layer_name)
@@ -180,7 +186,7 @@ class ReferenceModel:
         inputs = encoder.layer_inputs(x, positions, len(row.ids), attended, scales=scales)
         x = encoder.encode(x, inputs, first_layer=max(0, index - 1))
         mask = self._pooling_mask(row).expand(len(x), -1)  # (S, L)
-        return _selected(self.network.row_vectors(x, mask, entries=entries), row)
+        return _selected(self.network.row_vectors(x, mask, tap, entries), row)
 
     def _attention_mask(self, row: InputRow) -> Tensor | None:
         if not row.unattended:

@@ -9,6 +9,7 @@ from models.gradients.inputs import InputRow, MethodOptions, Side
 from models.gradients.pair import explain_pair
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import PairAttribution, ReferenceTerms
+from models.network.heads import NormalizeHead, TruncateHead
 from tests.models.gradients.toys import A, B, attribute_row, toy_model
 
 PAD_A, PAD_B = [0, 1, 1, 1, 1, 2], [0, 1, 1, 1, 2]
@@ -77,6 +78,21 @@ def test_output_matrix_is_token_dot_products_under_mean_pooling() -> None:
     np.testing.assert_allclose(result.matrix, h_a @ h_b.T / (6 * 5 * lengths), atol=1e-12)
     assert result.reference_terms == ReferenceTerms(0.0, 0.0, 0.0)
     assert result.matrix.sum() == pytest.approx(result.similarity, abs=1e-12)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+def test_output_matrix_is_exact_if_vectors_are_normalised_before_they_are_truncated(
+    normalize: bool,
+) -> None:
+    model = toy_model(normalize=normalize, heads=[NormalizeHead(), TruncateHead(5)])
+    result = explain_pair(model, Side(A), Side(B))
+    cosine = F.cosine_similarity(model.vector(A), model.vector(B), dim=0).item()
+    assert result.similarity == pytest.approx(cosine, abs=1e-12)
+    h_a, h_b = (model.tokens("output", row)[:, :5] for row in (A, B))
+    lengths = h_a.mean(0).norm() * h_b.mean(0).norm()
+    np.testing.assert_allclose(result.matrix, h_a @ h_b.T / (6 * 5 * lengths), atol=1e-12)
+    assert result.matrix.sum() == pytest.approx(cosine, abs=1e-12)
+    assert all(own.converged for own in result.completeness)
 
 
 def test_integrated_jacobian_equals_jacrev_at_the_same_nodes() -> None:

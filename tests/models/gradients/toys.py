@@ -17,7 +17,7 @@ from models.network.adapters import AdapterConfig
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.disentangled import DistanceConfig
 from models.network.encoder import Encoder
-from models.network.heads import DenseHead
+from models.network.heads import Head
 from models.network.positions import Rotary
 from models.network.sentence_encoder import SentenceEncoder
 
@@ -80,7 +80,7 @@ def toy_model(
     *,
     normalize: bool = True,
     pooling: str = "mean",
-    heads: Sequence[DenseHead] = (),
+    heads: Sequence[Head] = (),
     norm_first: bool = False,
     **changes: object,
 ) -> ReferenceModel:
