@@ -138,8 +138,23 @@ def read_tokenizer_file(folder: ModelFolder, subfolder: str) -> Tokenizer:
     return tokenizer
 
 
-def check_dropout(tokenizer: Tokenizer, name: str) -> None:
-    """Raise CheckpointError if a tokenizer, from the file `name`, gives a text random tokens."""
+def check_random(tokenizer: Tokenizer, name: str) -> None:
+    """Raise CheckpointError if a tokenizer, from the file `name`, gives a text random tokens.
+
+    Of two added tokens that the normalizer makes equal, the library finds another one at each load.
+    """
+    normalize = tokenizer.normalizer.normalize_str if tokenizer.normalizer else str
+    first: dict[str, str] = {}
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if not token.normalized:
+            continue
+        other = first.setdefault(normalize(token.content), token.content)
+        if other != token.content:
+            raise CheckpointError(
+                f"{name}: the normalizer makes the added tokens {other!r} and {token.content!r} "
+                "equal, so that a text can have other tokens after each load; set normalized to "
+                "false, or remove one of them"
+            )
     if dropout := getattr(tokenizer.model, "dropout", None):
         raise CheckpointError(
             f"{name}: dropout is {dropout:g}, so that a text has other tokens each time; only null "
