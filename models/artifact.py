@@ -341,6 +341,8 @@ class Manifest:
             of the space.
         license: License of the checkpoint, as its model card or config states it; None: neither
             does.
+        unknown_id: Id of the token that transformers takes for the unknown one, which begins a
+            word; -1: none. None for models that do not tag tokens, and in older artifacts.
     """
 
     name: _Text
@@ -375,6 +377,7 @@ class Manifest:
     has_experts: bool = False
     spaces: Annotated[Mapping[_SpaceName, _Sha256], length(0, 64)] = field(default_factory=dict)
     license: _Text | None = None
+    unknown_id: Annotated[int, within(-1, 2**24)] | None = None
 
     @property
     def is_static(self) -> bool:

@@ -459,6 +459,7 @@ def _manifest(
         spans=config.spans.rules if config.spans else None,
         has_experts=model.encoder.config.experts is not None,
         license=terms,
+        unknown_id=config.unknown_id,
     )
 
 

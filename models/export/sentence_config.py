@@ -90,6 +90,7 @@ class SentenceConfig:
         multi: Settings of a multi-vector model; None: another model.
         spans: Settings of a GLiNER model; None: another model.
         unweighted: Tokens without a weight, if sparse vectors consist of the weights of tokens.
+        unknown_id: See `models.artifact.Manifest`.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
@@ -119,6 +120,7 @@ class SentenceConfig:
     multi: MultiVectorConfig | None
     spans: SpanConfig | None
     unweighted: tuple[str, ...]
+    unknown_id: int | None
     lowercase: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
@@ -287,6 +289,7 @@ def read_sentence_config(
         multi=multi,
         spans=spans,
         unweighted=tokenizer.unweighted if "weights" in per_token else (),
+        unknown_id=tokenizer.unknown_id if task.output == "tags" else None,
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,

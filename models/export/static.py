@@ -24,7 +24,7 @@ from models.export.sentence_config import Overrides, read_prompts, read_truncate
 from models.export.similarity import read_similarity
 from models.export.tasks import EMBEDDING
 from models.export.tokenizer_settings import TOKENIZER
-from models.export.transformers_tokenizer import check_dropout, read_tokenizer_file
+from models.export.transformers_tokenizer import check_random, read_tokenizer_file
 
 _MODULE = "StaticEmbedding"
 # Maximum length of a text that is not truncated, in tokens: the largest that a manifest can have.
@@ -84,7 +84,7 @@ def read_static(folder: ModelFolder, overrides: Overrides) -> StaticModel:
     subfolder, normalizes = _read_modules(folder, modules)
     has_config = folder.has(join(subfolder, "config.json"))
     tokenizer = read_tokenizer_file(folder, subfolder)
-    check_dropout(tokenizer, join(subfolder, TOKENIZER))
+    check_random(tokenizer, join(subfolder, TOKENIZER))
     truncation = tokenizer.truncation
     tokenizer.no_truncation()
     tokenizer.no_padding()

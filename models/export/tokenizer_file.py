@@ -19,7 +19,7 @@ from models.export.token_rules import add_markers
 from models.export.tokenizer_settings import CONFIG, TOKENIZER
 from models.export.transformers_tokenizer import (
     TOKEN_FILES,
-    check_dropout,
+    check_random,
     load_tokenizer,
     no_file_error,
 )
@@ -68,7 +68,7 @@ def read_tokenizer(
             tokenizer = _read(reference.backend_tokenizer.to_str(), reference.backend_tokenizer)
     except Exception as error:  # the class has a step in Python, as that of RoFormer (jieba)
         raise no_file_error(folder, reference) from error
-    check_dropout(tokenizer, join(subfolder, TOKENIZER))
+    check_random(tokenizer, join(subfolder, TOKENIZER))
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _check_tokens(tokenizer, reference, folder.name)
@@ -77,6 +77,7 @@ def read_tokenizer(
     _check_ids(tokenizer, vocab_size)
     if sentence_config.lowercase:
         _add_lowercase(tokenizer)
+        check_random(tokenizer, join(subfolder, TOKENIZER))
     if not sentence_config.include_prompt:
         _check_prompts(tokenizer, reference, sentence_config)
     if sentence_config.spans:

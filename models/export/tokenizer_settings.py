@@ -22,6 +22,7 @@ class TokenizerSettings:
         mask_or_end_token: The mask token, or else the end token; None: it has neither.
         unweighted: Tokens that have no weight in the sparse vectors of BGE-M3 and GTE. Source:
             `_process_token_weights` in both projects.
+        unknown_id: Id of the unknown token; -1: none.
     """
 
     max_length: object = None
@@ -30,3 +31,4 @@ class TokenizerSettings:
     gives_token_types: bool = False
     mask_or_end_token: str | None = None
     unweighted: tuple[str, ...] = ()
+    unknown_id: int = -1

@@ -51,6 +51,7 @@ def read_settings(folder: ModelFolder, subfolder: str, model_type: str) -> Token
         gives_token_types="token_type_ids" in tokenizer.model_input_names,
         mask_or_end_token=tokenizer.mask_token or tokenizer.eos_token,
         unweighted=tuple(str(token) for token in tokens if token),
+        unknown_id=-1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id,
     )
 
 
@@ -137,8 +138,23 @@ def read_tokenizer_file(folder: ModelFolder, subfolder: str) -> Tokenizer:
     return tokenizer
 
 
-def check_dropout(tokenizer: Tokenizer, name: str) -> None:
-    """Raise CheckpointError if a tokenizer, from the file `name`, gives a text random tokens."""
+def check_random(tokenizer: Tokenizer, name: str) -> None:
+    """Raise CheckpointError if a tokenizer, from the file `name`, gives a text random tokens.
+
+    Of two added tokens that the normalizer makes equal, the library finds another one at each load.
+    """
+    normalize = tokenizer.normalizer.normalize_str if tokenizer.normalizer else str
+    first: dict[str, str] = {}
+    for token in tokenizer.get_added_tokens_decoder().values():
+        if not token.normalized:
+            continue
+        other = first.setdefault(normalize(token.content), token.content)
+        if other != token.content:
+            raise CheckpointError(
+                f"{name}: the normalizer makes the added tokens {other!r} and {token.content!r} "
+                "equal, so that a text can have other tokens after each load; set normalized to "
+                "false, or remove one of them"
+            )
     if dropout := getattr(tokenizer.model, "dropout", None):
         raise CheckpointError(
             f"{name}: dropout is {dropout:g}, so that a text has other tokens each time; only null "

@@ -30,6 +30,8 @@ Model = TypeVar("Model", bound=BaseModel)
 _INLINE_BYTES = 65_536
 # zlib's window bits for the gzip format, RFC 1952, with header and checksum.
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
+# Names of union members that are objects, and have no `type`. No other object has such a field.
+_OBJECT_TAGS = ("object", "fields", "deletion", "terms")
 # Matches the end of an object key in JSON text. A false match, after an escaped quote in a string,
 # only costs a second parse.
 _KEY = re.compile(rb'"\s*:')
@@ -224,9 +226,9 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
     value: Any = body
     is_tag_next = False
     # pydantic's location also has the names of union members. `path` omits them: a JSON pointer has
-    # only keys and indices of the body.
-    for part in (*outer, last):
-        if is_tag_next and part == value["type"]:
+    # only keys and indices of the body. It omits the names of unknown fields, which are not echoed.
+    for part in outer if first["type"] == "extra_forbidden" else (*outer, last):
+        if is_tag_next and part in (*_OBJECT_TAGS, value.get("type")):
             is_tag_next = False
             continue
         try:
@@ -234,11 +236,9 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
         except (LookupError, TypeError):
             continue
         path.append(part)
-        is_tag_next = isinstance(value, dict) and "type" in value
+        is_tag_next = isinstance(value, dict)
     if first["type"] == "missing":
         path.append(last)
-    elif first["type"] == "extra_forbidden":
-        path.pop()  # the field name comes from the client and is not echoed
     indices = [part for part in path[1:] if isinstance(part, int)]
     inputs = body.get("inputs", body.get("input"))
     is_single = isinstance(inputs, list) and inputs and isinstance(inputs[0], int)

@@ -52,7 +52,7 @@ def read_evaluation(folder: Path) -> Evaluated:
     rankings: dict[str, dict[str, float]] = {}
     try:
         results = orjson.loads((folder / "results.json").read_bytes())
-        for line in (folder / "run.trec").read_text().splitlines():
+        for line in (folder / "run.trec").read_text("utf-8").splitlines():
             query, _, document, _, score, _ = line.split(" ")
             rankings.setdefault(query, {})[document] = float(score)
         return Evaluated(folder, results, results["collection"]["sha256"], rankings)

@@ -54,8 +54,7 @@ class TextEncodings:
         self._shared = shared
         self._encodes_special = encodes_special
         self.max_whole_chars = max_whole_chars
-        added = shared.variant(None).get_added_tokens_decoder().values()
-        self.cuts_texts = not tokens_span_words([token.content for token in added])
+        self.cuts_texts = not tokens_span_words(shared.variant(None))
 
     def truncated(
         self,

@@ -1,12 +1,14 @@
 """Selection of the part of a long text that fills a model's maximum length.
 
 A megabyte of text has hundreds of times as many tokens as a model takes. So only the first or last
-part of a long text is tokenised. The text is cut at a boundary between two words, which no token
-spans unless an added token contains white space.
+part of a long text is tokenised. The text is cut at a boundary between two words, unless tokens can
+span it.
 """
 
 import re
-from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+from tokenizers.models import WordPiece
 
 # Characters per token of the first part that is tried; a part with too few tokens is enlarged.
 # English text has four to five, code and other scripts fewer.
@@ -18,6 +20,8 @@ MARGIN = 16
 # Not \s: normalisers remove some of the characters that it matches, which joins the words around
 # them.
 _BOUNDARY = re.compile(r"(?<=[^\W_])[ \t\n\r](?=[^\W_])")
+# White space between the words of a token, also as byte-level BPE and SentencePiece spell it.
+_SPANNING = re.compile(r"[^\W_][ \t\n\r▁ĠĉĊč][^\W_]")
 # Number of characters that are searched for a boundary, from the intended cut into the part.
 _SEARCHED = 500
 
@@ -37,6 +41,23 @@ def part_of(text: str, chars: int, *, at_end: bool = False) -> str:
     return text[: matches[-1].start()] if matches else text
 
 
-def tokens_span_words(added_tokens: Sequence[str]) -> bool:
-    """Return whether an added token contains white space, so that it can span two words."""
-    return any(re.search(r"\s", token) for token in added_tokens)
+def tokens_span_words(tokenizer: Tokenizer) -> bool:
+    """Return whether a token can span two words, or depend on one that is far from it.
+
+    An added token can contain white space. A normalizer can remove white space, and a pre-tokenizer
+    can leave words together: WordPiece takes them for one that is too long, and others join them to
+    a token. Parts of a fixed length depend on the number of characters before them.
+    """
+    added = tokenizer.get_added_tokens_decoder().values()
+    if any(re.search(r"\s", token.content) for token in added):
+        return True
+    pre_tokenizer, text = tokenizer.pre_tokenizer, "a b\tc\nd\re"
+    if tokenizer.normalizer is not None:
+        text = tokenizer.normalizer.normalize_str(text)
+    if re.search("[a-e]{2}", text) or "FixedLength" in str(pre_tokenizer):
+        return True
+    parts = [part for part, _ in pre_tokenizer.pre_tokenize_str(text)] if pre_tokenizer else [text]
+    if all(len(re.findall("[a-e]", part)) <= 1 for part in parts):
+        return False
+    is_word_piece = isinstance(tokenizer.model, WordPiece)
+    return is_word_piece or any(map(_SPANNING.search, tokenizer.get_vocab()))

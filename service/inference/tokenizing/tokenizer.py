@@ -231,15 +231,17 @@ class TextTokenizer:
 
     def _continues(self, text: str, encoding: Encoding) -> list[bool]:
         """Return whether each token continues the word of the token before it."""
+        own = self.manifest.unknown_id
+        unknown = self.unknown_id if own is None else own
         if self._marks_subwords:  # a marked token is longer than its span
             return [
-                token_id != self.unknown_id and len(token) != end - start
+                token_id != unknown and len(token) != end - start
                 for token_id, token, (start, end) in zip(
                     encoding.ids, encoding.tokens, encoding.offsets, strict=True
                 )
             ]
         return [
-            token_id != self.unknown_id and start > 0 and " " not in text[start - 1 : start + 1]
+            token_id != unknown and start > 0 and " " not in text[start - 1 : start + 1]
             for token_id, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)
         ]
 

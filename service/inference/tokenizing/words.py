@@ -20,7 +20,7 @@ _APOSTROPHES = "'\u2019"
 _DECIMAL_MARKS = ".,"
 # First word of the Unicode names of letters in scripts without spaces between words.
 _UNSPACED = {
-    *("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA"),
+    *("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HALFWIDTH"),
     *("THAI", "LAO", "KHMER", "MYANMAR"),
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import transformers
 from sentence_transformers import SentenceTransformer
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import vitrine
 from models.export.checkpoint import load
@@ -407,6 +407,28 @@ def test_tokenizer_with_random_tokens_is_refused(
     assert len({tuple(reference("ca" * 50)["input_ids"]) for _ in range(50)}) > 1
     with pytest.raises(CheckpointError, match=r"tokenizer.json: dropout is 0.1"):
         read_tokenizer(ModelFolder(tmp_path), sentence_config, VOCABULARY)
+
+
+@pytest.mark.parametrize("lowercases", [True, False])
+def test_added_tokens_that_are_equal_after_normalisation_are_refused(
+    tmp_path: Path, sentence_config: SentenceConfig, lowercases: bool
+) -> None:
+    file = tmp_path / "tokenizer.json"
+    save_tokenizer(tmp_path)
+    tokenizer = Tokenizer.from_file(str(file))
+    tokenizer.add_tokens([AddedToken(token, normalized=True) for token in ("Foo", "foo")])
+    tokenizer.save(str(file))
+    folder = ModelFolder(tmp_path)
+    read_tokenizer(folder, sentence_config, VOCABULARY)
+    if lowercases:  # by a module of sentence-transformers
+        sentence_config = replace(sentence_config, lowercase=True)
+    else:
+        tokenizer.normalizer = normalizers.Lowercase()
+        tokenizer.save(str(file))
+        loads = [transformers.AutoTokenizer.from_pretrained(tmp_path) for _ in range(40)]
+        assert len({tuple(load("foo")["input_ids"]) for load in loads}) > 1
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: .* 'Foo' and 'foo' equal"):
+        read_tokenizer(folder, sentence_config, VOCABULARY)
 
 
 @pytest.mark.parametrize(

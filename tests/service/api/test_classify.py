@@ -169,6 +169,12 @@ def test_python_scores_equal_those_of_the_cross_encoder(
         ({"query": "w5", "documents": []}, "/documents", "at least 1 item"),
         ({"query": "w5", "documents": ["w5", 3]}, "/documents/1", "a text, or an object with"),
         ({"query": "w5", "documents": [{"txt": "a"}]}, "/documents/0/text", "Field required"),
+        ({"query": "w5", "documents": [{"object": {}}]}, "/documents/0/text", "Field required"),
+        (
+            {"query": "w5", "documents": [{"type": "text", "object": {"text": "a"}, "text": 1}]},
+            "/documents/0/text",
+            "valid string",
+        ),
         ({"query": "w5", "documents": ["w5"] * 9}, "/documents", "9 documents; the limit is 8"),
         (
             {"query": "w5", "documents": ["w5"], "max_tokens_per_doc": 0},

@@ -58,8 +58,15 @@ class TaggerCase(NamedTuple):
     save: Callable[[Path], None]
 
 
+def save_wordpiece_without_unknown(folder: Path) -> None:
+    """Save it with a config that does not name the unknown token, which tokenizer.json names."""
+    save_wordpiece(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="TokenizersBackend", unk_token=None)
+
+
 CASES = {
     "WordPiece": TaggerCase("bert", save_wordpiece),
+    "WordPiece without an unknown token": TaggerCase("bert", save_wordpiece_without_unknown),
     "byte-level BPE": TaggerCase("roberta", save_roberta),
     "byte-level BPE with a space before the text": TaggerCase(
         "roberta", lambda folder: save_roberta(folder, add_prefix_space=True)

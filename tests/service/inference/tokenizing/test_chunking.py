@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, get_args
 
 import pytest
+import regex
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
@@ -182,6 +183,7 @@ SENTENCE_CASES = [
     "wrapped\nline. |First\n\n|Title\n\n|Text",
     "क्या हाल है। |ठीक है",
     "Wait... |What?! |Yes…",
+    "円は３．１４です。|ｗｗｗ．ａ．ｊｐ．|終",
     "x.y.z",
 ]
 
@@ -195,6 +197,15 @@ def test_sentences_end_at_terminators_before_white_space(case: str) -> None:
         position += len(part)
         starts.append(position)
     assert sorted({start for start in sentence_starts(text) if start < len(text)}) == starts
+
+
+def test_sentences_end_at_the_terminators_of_every_script() -> None:
+    # The package regex has Unicode's Sentence_Break; surrogates are no characters.
+    plane = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x10000)]))
+    terminators = regex.findall(r"\p{Sentence_Break=STerm}", plane)
+    assert {"։", "።", "។", "။"} <= set(terminators)
+    for char in terminators:
+        assert sentence_starts(f"א{char} א") == [3], f"U+{ord(char):04X}"
 
 
 def test_sentences_are_packed_and_whole_last_ones_repeated(word_pieces: TokenizerKind) -> None:

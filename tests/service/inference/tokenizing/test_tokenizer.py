@@ -1,5 +1,6 @@
 """Long texts are tokenised in part, with the result of tokenising them whole."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from models.artifact import TOKENIZER, Artifact
 from service.inference.call_options import OnOverflow
@@ -107,9 +108,66 @@ def test_parts_end_at_word_boundaries() -> None:
     assert part_of("a \u0301b" * 1000, 20) == "a \u0301b" * 1000  # a space with an accent
 
 
-def test_added_tokens_with_white_space_are_found() -> None:
-    assert tokens_span_words(["[SEP]", "New York"])
-    assert not tokens_span_words(["[SEP]", "<mask>"])
+def _trained(model: Any, trainer: Any, **steps: object) -> Tokenizer:  # noqa: ANN401
+    tokenizer = Tokenizer(model)
+    for name, step in steps.items():
+        setattr(tokenizer, name, step)
+    options = {"vocab_size": 400, "special_tokens": ["[UNK]"], "show_progress": False}
+    tokenizer.train_from_iterator([*SENTENCES, "a cat " * 20], trainer(**options))
+    return tokenizer
+
+
+def _words(**steps: object) -> Tokenizer:
+    model = models.WordPiece(unk_token="[UNK]")  # noqa: S106
+    return _trained(model, trainers.WordPieceTrainer, **steps)
+
+
+def _pairs(**steps: object) -> Tokenizer:
+    return _trained(models.BPE(), trainers.BpeTrainer, **steps)
+
+
+SPANNING: dict[str, Callable[[], Tokenizer]] = {
+    "a word of 100 characters is unknown": lambda: _words(
+        pre_tokenizer=pre_tokenizers.CharDelimiterSplit("|")
+    ),
+    "all of the text is a word": _words,
+    "parts have a fixed length": lambda: _pairs(pre_tokenizer=pre_tokenizers.FixedLength(5)),
+    "tokens have several words": lambda: _pairs(
+        pre_tokenizer=pre_tokenizers.Metaspace(split=False)
+    ),
+    "spaces are removed": lambda: _pairs(normalizer=normalizers.Replace(" ", "")),
+}
+
+
+@pytest.mark.parametrize("case", SPANNING)
+@pytest.mark.parametrize("on_overflow", ["truncate", "truncate_left"])
+def test_text_is_tokenised_whole_if_its_words_are_not_apart(
+    small_artifact: Artifact, tmp_path: Path, case: str, on_overflow: OnOverflow
+) -> None:
+    limit, sentence = 8, "The cat sat on the mat. "
+    served = served_by(SPANNING[case](), small_artifact, tmp_path, limit)
+    oracle = served.shared.variant(limit, is_left=on_overflow == "truncate_left")
+    for text in (sentence * 99, f"{sentence * 5}|" * 20, "a cat " * 999):
+        (row,) = served.rows_of_texts([text], None, on_overflow)
+        assert row.ids == oracle.encode(text).ids
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        {},
+        {"normalizer": normalizers.Replace(" ", "▁")},
+        {"pre_tokenizer": pre_tokenizers.Metaspace()},
+        {"pre_tokenizer": pre_tokenizers.ByteLevel(use_regex=False)},
+    ],
+)
+def test_tokens_of_one_word_span_none(steps: dict[str, object]) -> None:
+    words = Tokenizer(models.BPE({"▁": 0, "Ġ": 1, "▁the": 2, "Ġcat": 3, "\n\n": 4}, []))
+    for name, step in steps.items():
+        setattr(words, name, step)
+    assert not tokens_span_words(words)
+    words.add_tokens(["New York"])
+    assert tokens_span_words(words)
 
 
 def test_text_is_tokenised_whole_if_an_added_token_contains_a_space(

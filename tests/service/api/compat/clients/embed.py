@@ -82,6 +82,29 @@ def litellm_openai(url: str, key: str) -> Embed:
     return embed
 
 
+def _litellm_of(provider: str, url: str, key: str) -> Embed:
+    import litellm
+
+    def embed(texts: Sequence[str]) -> list[list[float]]:
+        model, inputs = f"{provider}/{MODEL}", list(texts)
+        answer = litellm.embedding(model=model, input=inputs, api_base=url, api_key=key)
+        return [item["embedding"] for item in answer.data]
+
+    return embed
+
+
+def litellm_vllm(url: str, key: str) -> Embed:
+    return _litellm_of("hosted_vllm", f"{url}/v1", key)
+
+
+def litellm_jina(url: str, key: str) -> Embed:
+    return _litellm_of("jina_ai", f"{url}/v1", key)
+
+
+def litellm_cohere(url: str, key: str) -> Embed:
+    return _litellm_of("cohere", f"{url}/v2/embed", key)
+
+
 def litellm_huggingface(url: str, key: str) -> Embed:
     import litellm
 
@@ -167,6 +190,9 @@ CLIENTS = {
         haystack_tei,
         litellm_openai,
         litellm_huggingface,
+        litellm_vllm,
+        litellm_jina,
+        litellm_cohere,
         chromadb_openai,
         pydantic_ai,
         cohere_v2,
