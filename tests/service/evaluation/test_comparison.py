@@ -1,7 +1,11 @@
 """Comparisons of two evaluations, and their report."""
 
+import ast
 import json
 import math
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +52,22 @@ def test_mean_differences_have_the_interval_of_a_normal_distribution() -> None:
     assert (own["better"], own["worse"]) == ((differences > 0).sum(), (differences < 0).sum())
     equal = compare(evaluated(old.tolist(), {}), evaluated(old.tolist(), {}))["measures"]["MRR@10"]
     assert equal["interval"] == [0.0, 0.0]
+
+
+def test_rankings_are_read_as_utf8_in_any_locale(tmp_path: Path) -> None:
+    results = {"collection": {"sha256": "0"}}
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    (tmp_path / "run.trec").write_text("q\u00e9 Q0 \u732b 1 0.5 vitrine\n", "utf-8")
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from service.evaluation.comparison import read_evaluation\n"
+        "print(ascii(read_evaluation(Path(sys.argv[1])).rankings))"
+    )
+    # Python would take the locale "C" for UTF-8.
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    read = subprocess.check_output(command, env=os.environ | locale, text=True)
+    assert ast.literal_eval(read) == {"q\u00e9": {"\u732b": 0.5}}
 
 
 def test_queries_are_in_the_order_of_how_much_they_changed() -> None:
