@@ -4,6 +4,7 @@ import io
 import json
 import random
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,7 @@ def write_columns(folder: Path, *columns: pa.Array) -> None:
 
 
 COLUMNS: dict[str, tuple[list[Any], pa.DataType, list[Any], pa.DataType]] = {
+    "decimals beside integers": ([2], pa.int64(), [Decimal("1.5")], pa.decimal128(30, 2)),
     "nulls first": ([None], pa.null(), ["x"], pa.string()),
     "nulls last": (["x"], pa.string(), [None], pa.null()),
     "large": (["x"], pa.large_string(), ["y"], pa.string()),
@@ -229,6 +231,7 @@ def test_columns_of_harmlessly_different_types_are_copied(
         (pa.bool_(), pa.int8()),
         (pa.timestamp("us"), pa.timestamp("us", "UTC")),
         (pa.decimal128(38, 10), pa.float64()),
+        (pa.int64(), pa.decimal128(3, 2)),
         (pa.list_(pa.string()), pa.string()),
     ],
 )

@@ -438,14 +438,15 @@ def test_json_values_that_no_column_type_holds_are_copied_as_json(
     encode: Encode, tmp_path: Path, output: Path
 ) -> None:
     records: list[dict[str, object]] = [
-        {"text": "x", "id": 10**30, "meta": {"a": 1}, "mixed": 1},
-        {"text": "y", "id": 5, "meta": {"b": [2]}, "mixed": "two"},
+        {"text": "x", "id": 10**30, "meta": {"a": 1}, "mixed": 1, "flag": 0.5},
+        {"text": "y", "id": 5, "meta": {"b": [2]}, "mixed": "two", "flag": True},
     ]
-    encode(write_lines(tmp_path, records), columns=("id", "meta", "mixed"))
+    encode(write_lines(tmp_path, records), columns=("id", "meta", "mixed", "flag"))
     table = rows_of(output)
     assert table["id"].to_pylist() == [str(10**30), "5"]
     assert table["meta"].to_pylist() == ['{"a": 1}', '{"b": [2]}']
     assert table["mixed"].to_pylist() == ["1", "two"]
+    assert table["flag"].to_pylist() == ["0.5", "true"]
 
 
 def test_blocks_without_new_texts_are_bounded_in_memory(
