@@ -301,6 +301,16 @@ def test_job_stops_after_more_errors_than_allowed(encode: Encode, tmp_path: Path
     assert encode(path, max_errors=3).is_complete
 
 
+def test_errors_of_an_earlier_run_count_towards_those_allowed(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    path = write_texts(tmp_path, ["", "fine"])
+    encode(path, part_rows=1)
+    (output / "part-00001.parquet").unlink()
+    with pytest.raises(BulkError, match=r"^more than 0 records have errors$"):
+        encode(path, part_rows=1, max_errors=0)
+
+
 def test_equal_texts_are_computed_once_also_across_blocks(
     encode: Encode, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -703,6 +713,7 @@ def test_stop_in_the_last_part_completes_the_job(
         ({"template": "{a.b}"}, "--template takes names of columns in braces alone"),
         ({"template": "{"}, "--template is invalid"),
         ({"part_rows": 0}, "--part-rows must be at least 1"),
+        ({"dimensions": -1, "dtype": "float16"}, "--dimensions must be at least 1"),
         ({"threads": -1}, "--threads must be at least 0"),
         ({"template": "\udcff {text}"}, "--template and names of columns must be valid UTF-8"),
     ],
