@@ -234,11 +234,14 @@ def _int8_bounds(options: argparse.Namespace) -> "QualityBounds | None":
     """Return the bounds of the int8 graph; None: there is no such graph.
 
     Raises:
-        ArtifactError: There is none, but a bound of it.
+        ArtifactError: There is none, but a bound of it. Or a bound is not from 0 to 1.
     """
     from models.export.int8.quality import QualityBounds
 
     bounds = QualityBounds(**{name: getattr(options, name) for name in _BOUNDS})
+    for name in _BOUNDS:
+        if not 0 <= getattr(bounds, name) <= 1:
+            raise ArtifactError(f"--{name.replace('_', '-')} must be from 0 to 1")
     if options.precision == "int8":
         return bounds
     if bounds != QualityBounds():

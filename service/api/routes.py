@@ -38,7 +38,7 @@ from service.api.schemas import (
 )
 from service.api.state import State
 from service.inference.errors import InvalidInput
-from service.inference.model.arguments import refuse_with_space
+from service.inference.model.arguments import USERS, refuse_unused, refuse_with_space
 from service.inference.results.quantization import Quantizer
 from service.inference.results.vectors import Embeddings
 
@@ -137,9 +137,7 @@ async def encode(request: Request, state: State) -> Response:
 
 # Outputs to which a field of a request applies.
 _USERS: Mapping[str, frozenset[OutputName]] = {
-    "dimensions": frozenset({"pooled"}),
-    "truncate_dim": frozenset({"pooled"}),
-    "normalize": frozenset({"pooled", "tokens", "multi"}),
+    **USERS,
     "encoding": frozenset({"pooled", "tokens", "multi"}),
     "output_dtype": frozenset({"pooled"}),
     "space": frozenset({"pooled"}),
@@ -149,10 +147,9 @@ _DEFAULTS = {field: EncodeRequest.model_fields[field].default for field in _USER
 
 def _check_fields(body: EncodeRequest, outputs: Sequence[OutputName]) -> None:
     """Raise `InvalidInput` if the request sets a field that applies to none of the outputs."""
-    for field, users in _USERS.items():  # a set has no fixed order
-        if getattr(body, field) != _DEFAULTS[field] and users.isdisjoint(outputs):
-            names = " or ".join(f'"{output}"' for output in outputs)
-            raise InvalidInput(f"{field} does not apply to the output {names}", pointer=f"/{field}")
+    values = {field: getattr(body, field) for field in _USERS}  # a set has no fixed order
+    changed = {field: value for field, value in values.items() if value != _DEFAULTS[field]}
+    refuse_unused(_USERS, outputs, changed)
 
 
 @router.get("/health", name="health", summary="Liveness")

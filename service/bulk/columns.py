@@ -93,7 +93,17 @@ def _inferred_type(values: Sequence[object]) -> pa.DataType:
     except (pa.ArrowException, OverflowError):  # values of several types, or of more than 64 bits
         return pa.string()
     # Later records may have other fields, which Arrow would drop: nested values are stored as JSON.
-    return pa.string() if pa.types.is_nested(type_) else type_
+    return type_ if not pa.types.is_nested(type_) and holds(type_, values) else pa.string()
+
+
+def holds(type_: pa.DataType, values: Sequence[object]) -> bool:
+    """Return whether a type has values of JSON as they are, which Arrow does not check.
+
+    It makes the integer 2 of 2.5, and the float 1.0 of true.
+    """
+    if pa.types.is_integer(type_):
+        return all(value.is_integer() for value in values if isinstance(value, float))
+    return not pa.types.is_floating(type_) or bool not in set(map(type, values))
 
 
 def json_columns(schemas: Mapping[str, pa.Schema]) -> dict[str, pa.Schema]:
@@ -176,6 +186,9 @@ def _common_type(a: pa.DataType, b: pa.DataType) -> pa.DataType | None:
         return None
     try:
         schemas = [pa.schema([pa.field("", type_)]) for type_ in (a, b)]
-        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        common = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+        for type_ in (a, b):
+            pa.nulls(1, type_).cast(common)  # fails for integers beside decimals of few digits
     except pa.ArrowException:
         return None
+    return common

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, get_args
 
 from models.artifact import ArtifactError
 from models.engines import EngineError, Precision, select_engine
+from models.printable import printable
 from service.bulk.job import encode_files
 from service.bulk.options import (
     DTYPES,
@@ -254,7 +255,7 @@ def run_command(
     logging.getLogger("vitrine.export").setLevel(logging.INFO)
 
     def failed(error: Exception, status: int) -> int:
-        print(f"{name}: {error}", file=sys.stderr)
+        print(printable(f"{name}: {error}"), file=sys.stderr)
         return status
 
     try:
@@ -267,7 +268,7 @@ def run_command(
     if progress == "json":
         print(json.dumps(as_json(result)), file=sys.stderr)
     else:
-        print(f"{name}: {_summary(result)}", file=sys.stderr)
+        print(printable(f"{name}: {_summary(result)}"), file=sys.stderr)
     if not result.is_complete:
         return INTERRUPTED
     return 3 if result.all_errors else 0

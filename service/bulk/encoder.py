@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
-from service.bulk.kinds import RESULT_KINDS
-from service.bulk.options import ERROR, TOKENS, TRUNCATED, BulkOptions, Kind, OptionError
+from service.bulk.kinds import RESULT_KINDS, Columns
+from service.bulk.options import ERROR, BulkOptions, Kind, OptionError
 from service.bulk.texts import Item
 from service.inference.errors import InferenceFailed, InvalidInput, TooLarge
 from service.inference.model.model import Model
@@ -28,22 +28,21 @@ class RecordEncoder:
         model: The model.
         options: Settings of the job.
         kind: Kind of the results.
+        columns: Results of any items, which have the names and types of the columns.
 
     Attributes:
         schema: Columns of the results: those of the kind, and the number of tokens, whether the
             text was truncated, and the error. With an error, all others are null.
     """
 
-    def __init__(self, model: Model, options: BulkOptions, kind: Kind) -> None:
+    def __init__(self, model: Model, options: BulkOptions, kind: Kind, columns: Columns) -> None:
         self._model = model
         self._options = options
         self._kind = RESULT_KINDS[kind]
         self._long_item = asyncio.Lock()
         self.schema = pa.schema(
             [
-                *self._kind.fields(model, options),
-                pa.field(TOKENS, pa.int32()),
-                pa.field(TRUNCATED, pa.bool_()),
+                *(pa.field(name, column.type) for name, column in columns.items()),
                 pa.field(ERROR, pa.string()),
             ]
         )
@@ -60,13 +59,12 @@ class RecordEncoder:
         Raises:
             OptionError: The model refuses a setting, such as the name of a prompt.
         """
+        item = ("check", "check") if kind == "scores" else "check"
         try:
-            encoder = cls(model, options, kind)
-            item = ("check", "check") if kind == "scores" else "check"
-            await encoder._kind.compute(model, [item], options)
+            columns = await RESULT_KINDS[kind].compute(model, [item], options)
         except InvalidInput as error:
             raise OptionError(error.detail) from error
-        return encoder
+        return cls(model, options, kind, columns)
 
     async def encode(self, items: Sequence[Item]) -> pa.RecordBatch:
         """Return the results of items, in their order; an item that fails has an error.

@@ -211,9 +211,11 @@ class _JobRun:
         Raises:
             BulkError: The input differs from the one with which the output was begun.
         """
-        previous = -1
+        previous, complete = -1, self._journal.rows
         for block in blocks:
             number = plan.part_of(block.first)
+            if complete is not None and block.first >= complete:
+                raise self._differs(f"which had {complete} rows")
             if previous not in (-1, number):
                 self._compare(previous)
             digest = self._hashes.setdefault(number, hashlib.sha256())
@@ -230,10 +232,11 @@ class _JobRun:
         digest = self._hashes.get(number, hashlib.sha256()).hexdigest()
         if part is not None and digest != part.records_sha256:
             first = part.number * self._options.part_rows
-            raise BulkError(
-                f"the input differs from the one that {self._options.output} was begun with, in "
-                f"rows {first} to {first + part.rows - 1}"
-            )
+            raise self._differs(f"in rows {first} to {first + part.rows - 1}")
+
+    def _differs(self, detail: str) -> BulkError:
+        output = self._options.output
+        return BulkError(f"the input differs from the one that {output} was begun with, {detail}")
 
     def check(self) -> None:
         """Check that a complete output is there, and is of the input as it is now.
@@ -243,7 +246,8 @@ class _JobRun:
         """
         if self.progress.is_complete:
             self._source.check_unchanged()
-            self._journal.check_files(self._own_parts)
+            if self._journal.joined is None:  # else its file replaces them
+                self._journal.check_files(self._own_parts)
 
     @property
     def _own_parts(self) -> list[FinishedPart]:

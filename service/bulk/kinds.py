@@ -36,15 +36,13 @@ class ResultKind:
 
     Attributes:
         outputs: Outputs of a model, one of which the kind needs.
-        fields: Returns the Arrow fields of the results.
-        compute: Returns the columns of the results of some items.
+        compute: Returns the columns of the results of some items, in the order of the output.
         row_bytes: Returns the approximate size in bytes of the results of a text with a number of
             characters.
         dtypes: Types of the output's numbers.
     """
 
     outputs: frozenset[Output]
-    fields: Callable[[Model, BulkOptions], list[pa.Field]]
     compute: Callable[[Model, Sequence[Any], BulkOptions], Awaitable[Columns]]
     row_bytes: Callable[[Model, BulkOptions, int], int]
     dtypes: Sequence[Dtype] = ("float32",)
@@ -73,12 +71,6 @@ def _counts(rows: Sequence[Any]) -> Columns:
     }
 
 
-def _dense_fields(model: Model, options: BulkOptions) -> list[pa.Field]:
-    width = options.dimensions or model.width
-    none = _quantizer(model, options)(np.zeros((0, width), np.float32))
-    return [pa.field("embedding", _vector_array(none).type)]
-
-
 async def _dense(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
     result = await model.encode(
         texts,
@@ -91,14 +83,6 @@ async def _dense(model: Model, texts: Sequence[str], options: BulkOptions) -> Co
 
 _SPAN = [("start", pa.int32()), ("end", pa.int32())]
 _CHUNK = pa.struct([*_SPAN, ("tokens", pa.int32())])
-
-
-def _chunk_fields(model: Model, options: BulkOptions) -> list[pa.Field]:
-    (vector,) = _dense_fields(model, options)
-    return [
-        pa.field("embedding", pa.list_(vector.type)),
-        pa.field("chunks", pa.list_(_CHUNK)),
-    ]
 
 
 async def _chunks(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
@@ -119,13 +103,6 @@ async def _chunks(model: Model, texts: Sequence[str], options: BulkOptions) -> C
     }
 
 
-def _sparse_fields(_model: Model, _options: BulkOptions) -> list[pa.Field]:
-    return [
-        pa.field("ids", pa.list_(pa.int32())),
-        pa.field("weights", pa.list_(pa.float32())),
-    ]
-
-
 async def _sparse(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
     result = await model.encode_sparse(texts, prompt_name=options.prompt_name)
     ids = [vector.ids.astype(np.int32) for vector in result.vectors]
@@ -137,11 +114,6 @@ async def _sparse(model: Model, texts: Sequence[str], options: BulkOptions) -> C
     }
 
 
-def _multi_fields(model: Model, options: BulkOptions) -> list[pa.Field]:
-    vector = pa.list_(pa.type_for_alias(options.dtype), model.width)
-    return [pa.field("embedding", pa.list_(vector))]
-
-
 async def _multi(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
     result = await model.encode_multi(texts, prompt_name=options.prompt_name, with_offsets=False)
     vectors = _vector_array(np.concatenate(result.vectors).astype(options.dtype, copy=False))
@@ -151,13 +123,6 @@ async def _multi(model: Model, texts: Sequence[str], options: BulkOptions) -> Co
 _HIGHLIGHT = pa.struct([*_SPAN, ("left_out", pa.float64()), ("alone", pa.float64())])
 
 
-def _score_fields(_model: Model, options: BulkOptions) -> list[pa.Field]:
-    best = [] if options.chunking is None else [pa.field("best_chunk", _CHUNK)]
-    if options.highlight is not None:
-        best = [pa.field(HIGHLIGHTS, pa.list_(_HIGHLIGHT))]
-    return [pa.field("score", pa.float64()), *best]
-
-
 async def _scores(model: Model, pairs: Sequence[tuple[str, str]], options: BulkOptions) -> Columns:
     if options.highlight is not None:
         return await _highlights(model, pairs, options, Highlights(options.highlight))
@@ -165,9 +130,10 @@ async def _scores(model: Model, pairs: Sequence[tuple[str, str]], options: BulkO
     result = await model.score(
         queries, documents, prompt_name=options.prompt_name, chunking=options.chunking
     )
+    best = pa.array(list(map(asdict, result.best_chunks)), _CHUNK)
     return {
         "score": pa.array(result.scores),
-        "best_chunk": pa.array(list(map(asdict, result.best_chunks)), _CHUNK),
+        **({} if options.chunking is None else {"best_chunk": best}),
         TOKENS: pa.array(result.tokens, pa.int32()),
         TRUNCATED: pa.array(result.truncated),
     }
@@ -208,15 +174,6 @@ def _best_sentences(result: PairScores) -> list[dict[str, object]] | None:
     return [{name: getattr(unit, name) for name in _HIGHLIGHT.names} for unit in text.units]
 
 
-def _label_fields(model: Model, _options: BulkOptions) -> list[pa.Field]:
-    count = len(model.artifact.manifest.labels)
-    return [
-        pa.field("label", pa.string()),
-        pa.field("score", pa.float64()),
-        pa.field("scores", pa.list_(pa.float64(), count)),
-    ]
-
-
 async def _labels(model: Model, texts: Sequence[str], options: BulkOptions) -> Columns:
     result = await model.classify(texts, prompt_name=options.prompt_name)
     best = [columns[0] for columns in result.best_labels(1)]
@@ -240,39 +197,32 @@ def _chunk_bytes(model: Model, options: BulkOptions, chars: int) -> int:
 
 
 RESULT_KINDS: Mapping[Kind, ResultKind] = {
-    "dense": ResultKind(
-        frozenset({"pooled"}), _dense_fields, _dense, lambda model, *_: 8 * model.width, DTYPES
-    ),
+    "dense": ResultKind(frozenset({"pooled"}), _dense, lambda model, *_: 8 * model.width, DTYPES),
     "chunks": ResultKind(
         frozenset({"pooled"}),
-        _chunk_fields,
         _chunks,
         _chunk_bytes,
         DTYPES,
     ),
     "sparse": ResultKind(
         frozenset({"sparse", "weights"}),
-        _sparse_fields,
         _sparse,
         lambda model, _, chars: 100 * _tokens(model, chars),
     ),
     "multi": ResultKind(
         frozenset({"multi"}),
-        _multi_fields,
         _multi,
         lambda model, _, chars: 8 * model.width * _tokens(model, chars),
         ("float32", "float16"),
     ),
     "labels": ResultKind(
         frozenset({"logits"}),
-        _label_fields,
         _labels,
         lambda model, *_: 8 * len(model.artifact.manifest.labels),
     ),
     # Every kind of model can score pairs.
     "scores": ResultKind(
         frozenset({"pooled", "sparse", "weights", "multi", "logits"}),
-        _score_fields,
         _scores,
         lambda _, options, __: 8 + 24 * (options.highlight or 0),
     ),

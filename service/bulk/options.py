@@ -112,7 +112,7 @@ class BulkOptions:
             raise OptionError(
                 "--concat needs all parts: run once without --shard after the shards have finished"
             )
-        for name in ("limit", "part_rows", "max_memory"):
+        for name in ("dimensions", "limit", "part_rows", "max_memory"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise OptionError(f"--{name.replace('_', '-')} must be at least 1")
         for name in ("verify", "max_errors", "threads"):

@@ -107,9 +107,8 @@ class Progress:
             BulkError: It exceeds the limit.
         """
         if limit is not None and self.all_errors > limit:
-            raise BulkError(
-                f"more than {limit} records have errors; the first is {self.first_error}"
-            )
+            first = f"; the first is {self.first_error}" if self.first_error else ""
+            raise BulkError(f"more than {limit} records have errors{first}")
 
 
 @contextmanager

@@ -394,9 +394,14 @@ def _csv_records(file: BinaryIO, delimiter: str) -> Iterator[tuple[int, _Cells]]
 
 def _header(records: Iterator[tuple[int, _Cells]]) -> list[str]:
     number, cells = next(records, (1, []))
-    if isinstance(cells, csv.Error):
-        raise csv.Error(f"line {number}, which has the names of the columns: {cells}")
-    return cells
+    if not isinstance(cells, csv.Error):
+        try:
+            "".join(cells).encode()  # fails on surrogates
+        except UnicodeEncodeError:
+            cells = csv.Error("it is not valid UTF-8")
+        else:
+            return cells
+    raise csv.Error(f"line {number}, which has the names of the columns: {cells}")
 
 
 def _cells_size(cells: _Cells) -> int:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from service.bulk.columns import holds
 from service.bulk.options import BulkOptions, Kind
 from service.bulk.parts import json_line
 from service.bulk.readers import Block, Values
@@ -115,7 +116,7 @@ def copied_array(name: str, type_: pa.DataType, values: Values, errors: dict[int
             value if value is None or isinstance(value, str) else _json(value) for value in values
         ]
     try:
-        return pa.array(values, type_)
+        return _json_array(values, type_)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         return pa.array(
             [_converted(index, name, type_, value, errors) for index, value in enumerate(values)],
@@ -159,6 +160,12 @@ def _all_or_each(
     return converted
 
 
+def _json_array(values: Sequence[object], type_: pa.DataType) -> pa.Array:
+    if not holds(type_, values):
+        raise ValueError
+    return pa.array(values, type_)
+
+
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
@@ -167,7 +174,7 @@ def _converted(
     index: int, name: str, type_: pa.DataType, value: object, errors: dict[int, str]
 ) -> object:
     try:
-        pa.array([value], type_)
+        _json_array([value], type_)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         errors.setdefault(index, f"the value of {name!r} is not of the type {type_}")
         return None

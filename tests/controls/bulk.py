@@ -153,8 +153,8 @@ GUARDS = (
     ),
     Guard(
         "service/bulk/job.py",
-        "            self._journal.check_files(self._own_parts)\n",
-        "",
+        "                self._journal.check_files(self._own_parts)\n",
+        "                pass\n",
         f"{_B}test_resume.py::test_part_that_is_removed_or_changed_during_the_job_is_an_error_at_it"
         "s_end",
     ),

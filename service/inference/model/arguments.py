@@ -221,6 +221,26 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+# Outputs to which an option of `Model.encode_outputs` applies.
+USERS: Mapping[str, frozenset[EncodeOutput]] = {
+    "dimensions": frozenset({"pooled"}),
+    "truncate_dim": frozenset({"pooled"}),
+    "normalize": frozenset({"pooled", "tokens", "multi"}),
+}
+
+
+def refuse_unused(
+    users: Mapping[str, frozenset[EncodeOutput]],
+    outputs: Sequence[EncodeOutput],
+    options: Mapping[str, object],
+) -> None:
+    """Raise `InvalidInput` if an option is set, not None, that applies to none of the outputs."""
+    for name, value in options.items():
+        if value is not None and users[name].isdisjoint(outputs):
+            names = " or ".join(f'"{output}"' for output in outputs)
+            raise InvalidInput(f"{name} does not apply to the output {names}", pointer=f"/{name}")
+
+
 def refuse_with_space(**options: object) -> None:
     """Raise `InvalidInput` if an option is set that does not apply to vectors in a space."""
     for name, value in options.items():

@@ -21,12 +21,14 @@ from service.inference.errors import InvalidInput
 from service.inference.explain.options import TOP_N, Deletion, Explain, Highlights, Terms
 from service.inference.model import chunk_embeddings, scoring
 from service.inference.model.arguments import (
+    USERS,
     check_options,
     entity_labels,
     explanation_of,
     id_lists,
     input_list,
     pair_list,
+    refuse_unused,
     refuse_with_space,
     text_list,
 )
@@ -276,12 +278,14 @@ class Model(LoadedModel):
                 "sparse", see `encode_sparse`; and "multi", see `encode_multi`.
             dimensions: See `encode`; for "pooled" alone.
             truncate_dim: See `encode`; for "pooled" alone.
-            normalize: See `encode`; None: the model's own setting, but False for "tokens".
+            normalize: See `encode`; None: the model's own setting, but False for "tokens". Not for
+                "sparse".
             space: See `encode`; for "pooled" alone.
             with_offsets: Whether the rows of the result have token offsets.
             options: See `CallArguments`.
 
         Raises:
+            InvalidInput: An argument applies to none of the outputs.
             VitrineError: Any error of `encode` and `encode_tokens`, under the same conditions.
         """
         call = call_options(**options)
@@ -293,10 +297,12 @@ class Model(LoadedModel):
             space=space,
             with_offsets=with_offsets,
         )
+        own = {"dimensions": dimensions, "truncate_dim": truncate_dim, "normalize": normalize}
+        refuse_unused(USERS, outputs, own)
         self._check_dimensions(dimensions, truncate_dim)
         target = default_prompt = None
         if space is not None:
-            refuse_with_space(dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize)
+            refuse_with_space(**own)
             target = self.space(space, outputs)
             default_prompt = target.info.prompt_name
         outputs = tuple(dict.fromkeys(outputs))

@@ -14,7 +14,7 @@ import numpy as np
 
 from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput, VitrineError
-from service.inference.model.arguments import text_list
+from service.inference.model.arguments import check_options, text_list
 from service.inference.model.classification import Classification
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS
@@ -44,6 +44,7 @@ class CandidateLabels:
     multi_label: bool = False
 
     def __post_init__(self) -> None:
+        check_options(multi_label=self.multi_label)
         if isinstance(self.labels, str):
             raise InvalidInput("candidate_labels must be a list", pointer="/candidate_labels")
         labels = text_list(self.labels, "candidate_labels", has_index=False)

@@ -1,6 +1,10 @@
 """Quantisation of pooled vectors with the ranges that the model was calibrated with."""
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from models.artifact import Manifest
 from models.quantization import (
@@ -42,20 +46,37 @@ class Quantizer:
         """Numpy dtype of a code: "float32", "int8" or "uint8"."""
         return DTYPES[self.dtype].element
 
-    def __call__(self, vectors: Vectors) -> Codes:
+    def __call__(self, vectors: ArrayLike) -> Codes:
         """Return the codes of vectors `(B, W)`; see `models.quantization.quantize`.
 
         They equal those of `quantize_embeddings` in sentence-transformers.
-        """
-        return quantize(vectors, self.dtype, self.ranges)
 
-    def dequantize(self, codes: Codes) -> Vectors:
+        Raises:
+            InvalidInput: The vectors are not of this width.
+        """
+        return quantize(_of_width(vectors, self.width), self.dtype, self.ranges)
+
+    def dequantize(self, codes: ArrayLike) -> Vectors:
         """Return the vectors `(B, W)` that codes stand for; bits stand for 1 and -1.
 
         The dot products of int8 codes are not those of the vectors, because each dimension has a
         range of its own.
+
+        Raises:
+            InvalidInput: The codes are not of this dtype and width.
         """
-        return dequantize(codes, self.dtype, self.ranges)
+        rows = _of_width(codes, self.columns)
+        own = rows.astype(self.element, copy=False)  # codes of JSON are wider integers
+        if not np.array_equal(own, rows):
+            raise InvalidInput(f"the codes are not all of the type {self.element}")
+        return dequantize(own, self.dtype, self.ranges)
+
+
+def _of_width(rows: ArrayLike, width: int) -> NDArray[Any]:
+    array = np.asarray(rows)
+    if array.shape[-1:] != (width,):
+        raise InvalidInput(f"expected rows of {width} numbers, not an array of {array.shape}")
+    return array
 
 
 def make_quantizer(

@@ -513,6 +513,15 @@ def test_bounds_of_int8_are_refused_without_it(
     )
 
 
+@pytest.mark.parametrize("bound", ["nan", "-0.1", "1.1"])
+def test_bounds_of_int8_that_are_no_shares_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], bound: str
+) -> None:
+    arguments = ["model", "--out", str(tmp_path / "out"), "--precision=int8"]
+    assert main([*arguments, f"--min-recall={bound}"]) == 1
+    assert "--min-recall must be from 0 to 1" in capsys.readouterr().err
+
+
 @needs_int8
 def test_quality_below_a_bound_fails_and_names_the_costliest_layers(
     arguments_of_int8: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import vitrine
 from models.artifact import Artifact
 from service.inference.call_options import CallArguments
+from service.inference.results.vectors import EncodeOutput
 
 pytestmark = pytest.mark.slow  # opens models of five kinds
 
@@ -330,6 +331,26 @@ def test_every_invalid_option_is_named(models: Models, name: str) -> None:
     if name == "encode_chunks":
         with pytest.raises(vitrine.InvalidInput, match="chunking must be a Chunking"):
             call(chunking=None)
+
+
+@pytest.mark.parametrize(
+    ("kind", "output", "option"),
+    [
+        ("dense", "tokens", {"dimensions": 2}),
+        ("dense", "tokens", {"truncate_dim": 2}),
+        ("multi", "multi", {"dimensions": 2}),
+        ("sparse", "sparse", {"normalize": False}),
+    ],
+)
+def test_options_that_apply_to_no_output_are_refused(
+    models: Models, kind: str, output: EncodeOutput, option: dict[str, Any]
+) -> None:
+    (name,) = option
+    with pytest.raises(
+        vitrine.InvalidInput, match=f'{name} does not apply to the output "{output}"'
+    ) as raised:
+        models[kind].encode_outputs("a", [output], **option)
+    assert raised.value.pointer == f"/{name}"
 
 
 def test_every_public_method_is_tested() -> None:

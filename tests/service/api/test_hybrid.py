@@ -1,11 +1,14 @@
 """Embeddings, sparse vectors and multi-vectors of one model, against BGE-M3's formulas."""
 
+import asyncio
 import base64
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 import transformers
@@ -17,6 +20,8 @@ from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
 from service.app import create_app
+from service.bulk.job import encode_files
+from service.bulk.options import BulkOptions
 from service.settings import EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.models.checkpoints import save_bge_m3
 from tests.service.api.posting import ask
@@ -199,3 +204,15 @@ def test_token_ids_and_python(artifact: Artifact, expected: list[Vectors]) -> No
         for vector in (encoded["sparse"].vectors[index], alone[1].vectors[index]):
             check_sparse({name: own.tolist() for name, own in vector._asdict().items()}, own.sparse)
     assert encoded["sparse"].width == 60
+
+
+def test_bulk_multi_vectors_have_a_width_of_their_own(
+    artifact: Artifact, expected: list[Vectors], tmp_path: Path
+) -> None:
+    texts, output = tmp_path / "texts.jsonl", tmp_path / "output"
+    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    options = BulkOptions(inputs=(str(texts),), output=output, model=artifact.path, kind="multi")
+    asyncio.run(encode_files(options))
+    rows = pq.read_table(output / "part-00000.parquet")["embedding"].to_pylist()
+    for actual, own in zip(rows, expected, strict=True):
+        np.testing.assert_allclose(actual, own.multi, atol=1e-5)

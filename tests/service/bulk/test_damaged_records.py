@@ -3,7 +3,9 @@
 import io
 import json
 import random
+import re
 from collections.abc import Callable
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.bulk import encoder, opening, readers
+from models.artifact import Artifact
+from service.bulk import command_line, encoder, opening, readers
 from service.bulk.columns import copied_columns
 from service.bulk.encoder import RecordEncoder
 from service.bulk.options import BulkError, OptionError
@@ -133,11 +136,32 @@ def test_unclosed_quote_takes_no_other_record_with_it(tmp_path: Path) -> None:
     assert found == {row: text for row, text in enumerate(rows) if row != 10}
 
 
-def test_header_that_cannot_be_read_is_an_error_with_its_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b'"te" xt\nfirst\n', "',' expected after '\"'"),
+        ("text,é\nfirst,a\n".encode("latin-1"), "it is not valid UTF-8"),
+        ("text\nfirst\n".encode("utf-16"), "it is not valid UTF-8"),
+    ],
+)
+def test_header_that_cannot_be_read_is_an_error_with_its_line(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     path = tmp_path / "a.csv"
-    path.write_text('"te" xt\nfirst\n')
-    with pytest.raises(BulkError, match=r"a\.csv cannot be read: line 1, which has the names"):
+    path.write_bytes(content)
+    problem = f"a.csv cannot be read: line 1, which has the names of the columns: {reason}"
+    with pytest.raises(BulkError, match=re.escape(problem)):
         open_source(options(path), "dense")
+
+
+def test_names_of_columns_have_no_control_characters_in_messages(
+    small_artifact: Artifact, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({"\x1b[31m": "a"}))
+    arguments = [str(path), str(tmp_path / "out"), "--model", str(small_artifact.path)]
+    assert command_line.main(arguments) == 2
+    assert capsys.readouterr().err.endswith("its columns are: \\x1b[31m\n")
 
 
 def test_damaged_row_group_is_an_error_with_its_rows(tmp_path: Path) -> None:
@@ -195,6 +219,7 @@ def write_columns(folder: Path, *columns: pa.Array) -> None:
 
 
 COLUMNS: dict[str, tuple[list[Any], pa.DataType, list[Any], pa.DataType]] = {
+    "decimals beside integers": ([2], pa.int64(), [Decimal("1.5")], pa.decimal128(30, 2)),
     "nulls first": ([None], pa.null(), ["x"], pa.string()),
     "nulls last": (["x"], pa.string(), [None], pa.null()),
     "large": (["x"], pa.large_string(), ["y"], pa.string()),
@@ -229,6 +254,7 @@ def test_columns_of_harmlessly_different_types_are_copied(
         (pa.bool_(), pa.int8()),
         (pa.timestamp("us"), pa.timestamp("us", "UTC")),
         (pa.decimal128(38, 10), pa.float64()),
+        (pa.int64(), pa.decimal128(3, 2)),
         (pa.list_(pa.string()), pa.string()),
     ],
 )

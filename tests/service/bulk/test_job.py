@@ -301,6 +301,16 @@ def test_job_stops_after_more_errors_than_allowed(encode: Encode, tmp_path: Path
     assert encode(path, max_errors=3).is_complete
 
 
+def test_errors_of_an_earlier_run_count_towards_those_allowed(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    path = write_texts(tmp_path, ["", "fine"])
+    encode(path, part_rows=1)
+    (output / "part-00001.parquet").unlink()
+    with pytest.raises(BulkError, match=r"^more than 0 records have errors$"):
+        encode(path, part_rows=1, max_errors=0)
+
+
 def test_equal_texts_are_computed_once_also_across_blocks(
     encode: Encode, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -438,14 +448,15 @@ def test_json_values_that_no_column_type_holds_are_copied_as_json(
     encode: Encode, tmp_path: Path, output: Path
 ) -> None:
     records: list[dict[str, object]] = [
-        {"text": "x", "id": 10**30, "meta": {"a": 1}, "mixed": 1},
-        {"text": "y", "id": 5, "meta": {"b": [2]}, "mixed": "two"},
+        {"text": "x", "id": 10**30, "meta": {"a": 1}, "mixed": 1, "flag": 0.5},
+        {"text": "y", "id": 5, "meta": {"b": [2]}, "mixed": "two", "flag": True},
     ]
-    encode(write_lines(tmp_path, records), columns=("id", "meta", "mixed"))
+    encode(write_lines(tmp_path, records), columns=("id", "meta", "mixed", "flag"))
     table = rows_of(output)
     assert table["id"].to_pylist() == [str(10**30), "5"]
     assert table["meta"].to_pylist() == ['{"a": 1}', '{"b": [2]}']
     assert table["mixed"].to_pylist() == ["1", "two"]
+    assert table["flag"].to_pylist() == ["0.5", "true"]
 
 
 def test_blocks_without_new_texts_are_bounded_in_memory(
@@ -702,6 +713,7 @@ def test_stop_in_the_last_part_completes_the_job(
         ({"template": "{a.b}"}, "--template takes names of columns in braces alone"),
         ({"template": "{"}, "--template is invalid"),
         ({"part_rows": 0}, "--part-rows must be at least 1"),
+        ({"dimensions": -1, "dtype": "float16"}, "--dimensions must be at least 1"),
         ({"threads": -1}, "--threads must be at least 0"),
         ({"template": "\udcff {text}"}, "--template and names of columns must be valid UTF-8"),
     ],

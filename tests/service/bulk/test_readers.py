@@ -277,12 +277,24 @@ def test_pairs_have_a_query_and_a_text(tmp_path: Path) -> None:
     assert items_of(block, options(path), "scores") == ([("q", "t")], {})
 
 
-def test_value_of_another_type_than_its_column_is_an_error_of_its_record() -> None:
+@pytest.mark.parametrize(
+    ("type_", "values", "expected"),
+    [
+        (pa.int64(), [1, "x", None, 2**80], [1, None, None, None]),
+        (pa.int64(), [1, 2.5, 2.0, True], [1, None, 2, None]),
+        (pa.float64(), [0.5, 2, True, 2**60 + 1], [0.5, 2.0, None, None]),
+        (pa.bool_(), [True, 1, 0.0, None], [True, None, None, None]),
+    ],
+)
+def test_value_of_another_type_than_its_column_is_an_error_of_its_record(
+    type_: pa.DataType, values: list[object], expected: list[object]
+) -> None:
     errors: dict[int, str] = {}
-    array = copied_array("year", pa.int64(), [1, "x", None, 2**80], errors)
-    assert array.to_pylist() == [1, None, None, None]
-    message = "the value of 'year' is not of the type int64"
-    assert errors == {1: message, 3: message}
+    assert copied_array("year", type_, values, errors).to_pylist() == expected
+    message = f"the value of 'year' is not of the type {type_}"
+    pairs = zip(values, expected, strict=True)
+    lost = [i for i, (value, own) in enumerate(pairs) if own is None is not value]
+    assert errors == dict.fromkeys(lost, message)
 
 
 def test_large_records_are_in_small_blocks(tmp_path: Path) -> None:

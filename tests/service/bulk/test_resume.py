@@ -552,18 +552,21 @@ def test_standard_input_with_integers_of_any_length_is_encoded_and_compared(
         encode("-", **settings)
 
 
-def test_complete_output_refuses_other_or_shorter_standard_input(
-    encode: Encode, texts: Path, stdin: list[bytes]
+@pytest.mark.parametrize("concat", [False, True])
+def test_complete_output_refuses_other_standard_input_and_stays(
+    encode: Encode, texts: Path, stdin: list[bytes], *, concat: bool
 ) -> None:
-    lines = texts.read_bytes().splitlines(keepends=True)
-    settings = {"input_format": "jsonl", "part_rows": 250}
+    lines = texts.read_bytes().splitlines(keepends=True)[:1000]
+    settings = {"input_format": "jsonl", "part_rows": 250, "concat": concat}
     stdin[0] = b"".join(lines)
     encode("-", **settings)
-    assert encode("-", **settings).kept == ROWS
-    for other in (lines[:500], [b'{"text": "another"}\n', *lines[1:]]):
+    another = b'{"text": "another"}\n'
+    for other in (lines[:500], [another, *lines[1:]], [*lines, another]):
         stdin[0] = b"".join(other)
         with pytest.raises(BulkError, match="the input differs from the one that"):
             encode("-", **settings)
+    stdin[0] = b"".join(lines)
+    assert encode("-", **settings).kept == 1000
 
 
 @pytest.mark.parametrize("moment", ["before the journal", "before the removal", "damaged"])

@@ -178,6 +178,8 @@ def test_best_label_is_explained_by_default(odd: vitrine.SyncModel) -> None:
         ({"labels": None}, "/candidate_labels", "a text or a list, not"),
         ({"labels": ["a", 5]}, "/candidate_labels/1", "expected a text"),
         ({"labels": ["a", " "]}, "/candidate_labels/1", "empty"),
+        ({"labels": ["a"], "multi_label": "no"}, "/multi_label", "must be a bool"),
+        ({"labels": ["a"], "multi_label": None}, "/multi_label", "must be a bool"),
         *(
             ({"labels": ["a"], "hypothesis_template": template}, "/hypothesis_template", "{}")
             for template in ("a", "{", "{{}}", "{x}", "{:>9}", "{!r}", "{0.x}", "{1}", "{0}{0}", 5)

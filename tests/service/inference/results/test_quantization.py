@@ -74,6 +74,32 @@ def test_bits_need_no_calibration(
     np.testing.assert_array_equal(quantizer.dequantize(codes), np.where(vectors > 0, 1, -1))
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
+def test_codes_of_json_are_dequantized_like_those_of_arrays(
+    model: SyncModel, dtype: OutputDtype
+) -> None:
+    quantizer = model.quantizer(dtype)
+    codes = quantizer(model.encode(TEXTS[:9]).vectors)
+    for own in (codes.tolist(), codes.astype(np.int64)):
+        np.testing.assert_array_equal(quantizer.dequantize(own), quantizer.dequantize(codes))
+    with pytest.raises(InvalidInput, match=f"the codes are not all of the type {codes.dtype}"):
+        quantizer.dequantize(codes.astype(np.int64) + 256)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "binary", "ubinary"])
+def test_vectors_and_codes_of_another_width_are_refused(
+    model: SyncModel, dtype: OutputDtype
+) -> None:
+    full, short = model.quantizer(dtype), model.quantizer(dtype, dimensions=8)
+    vectors = model.encode(TEXTS[:3]).vectors
+    with pytest.raises(
+        InvalidInput, match=r"expected rows of 8 numbers, not an array of \(3, 32\)"
+    ):
+        short(vectors)
+    with pytest.raises(InvalidInput, match=f"expected rows of {short.columns} numbers"):
+        short.dequantize(full(vectors))
+
+
 def test_dequantized_vectors_have_the_neighbours_of_the_originals(model: SyncModel) -> None:
     vectors = model.encode(TEXTS[:100]).vectors
     quantizer = model.quantizer("int8")
