@@ -147,8 +147,11 @@ _DEFAULTS = {field: EncodeRequest.model_fields[field].default for field in _USER
 
 def _check_fields(body: EncodeRequest, outputs: Sequence[OutputName]) -> None:
     """Raise `InvalidInput` if the request sets a field that applies to none of the outputs."""
-    values = {field: getattr(body, field) for field in _USERS}  # a set has no fixed order
-    changed = {field: value for field, value in values.items() if value != _DEFAULTS[field]}
+    changed = {
+        field: value
+        for field, default in _DEFAULTS.items()  # a set has no fixed order
+        if (value := getattr(body, field)) != default
+    }
     refuse_unused(_USERS, outputs, changed)
 
 
