@@ -436,7 +436,7 @@ class Artifact:
     signed_by: str | None = None
 
     @classmethod
-    def load(cls, path: Path, verify: Path | None = None) -> "Artifact":
+    def load(cls, path: Path, verify: str | Path | None = None) -> "Artifact":
         """Return the artifact in the directory `path`.
 
         File contents are verified later, by `read` and `verify`.
@@ -461,7 +461,7 @@ class Artifact:
         present = set(_regular_files(path))
         with _open_regular(path, MANIFEST) as stream:
             content = _read_all(stream, MANIFEST)
-        signature = None if verify is None else _signature(path, verify)
+        signature = None if verify is None else _signature(path, Path(verify))
         if signature is not None:
             signature.check(path.name, {MANIFEST: hashlib.sha256(content).hexdigest()})
         manifest = _parse(content)

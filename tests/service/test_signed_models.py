@@ -80,7 +80,7 @@ def settings_of(path: Path, key: tuple[Path, Path]) -> Settings:
 
 
 def options_of(key: tuple[Path, Path], name: str | None = None) -> ModelOptions:
-    return ModelOptions(name=name, engine="onnxruntime", threads=1, verify=key[1])
+    return ModelOptions(name=name, engine="onnxruntime", threads=1, verify=str(key[1]))
 
 
 def flip(file: Path) -> None:

@@ -159,10 +159,22 @@ class Batcher(Generic[Item, Result]):
         self._is_alive = True
 
     async def close(self) -> None:
-        """Fail all pending requests with `Stopped`, cancel the runs in flight, and stop."""
+        """Fail all pending requests with `Stopped`, cancel the runs in flight, and stop.
+
+        Raises:
+            RuntimeError: The running event loop is not that of `start`.
+        """
+        self._check_loop()
         self._end()
         self._runner.cancel()
         await self._pool.leave(self._runner)
+
+    def _check_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(
+                "a model is called in the event loop in which it was opened, and this is another "
+                "one; SyncModel is called in any"
+            )
 
     def _stop(self, error: BaseException) -> None:
         if self._is_alive:  # several streams may report errors
@@ -206,11 +218,7 @@ class Batcher(Generic[Item, Result]):
             raise ValueError("there are no items")
         if not self.is_alive:
             raise Stopped
-        if asyncio.get_running_loop() is not self._loop:
-            raise RuntimeError(
-                "a model is called in the event loop in which it was opened, and this is another "
-                "one; SyncModel is called in any"
-            )
+        self._check_loop()
         lengths = [self._length(item) for item in items]
         # An empty queue accepts a request of any size, which is split into batches.
         queued_tokens = self._former.tokens_of(priority)

@@ -116,7 +116,7 @@ class ModelOptions:
     max_chunks: int = 2048
     cache_bytes: int = 0
     share: float = 1.0
-    verify: Path | None = None
+    verify: str | Path | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers: with a negative number of threads, no batch would ever run.

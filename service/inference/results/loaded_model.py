@@ -195,7 +195,11 @@ class LoadedModel:
         return f"{type(self).__name__}({self.name!r}, {', '.join(self.outputs)}, {engine})"
 
     async def close(self) -> None:
-        """Fail pending calls with `NotReady`, cancel running batches, and free the weights."""
+        """Fail pending calls with `NotReady`, cancel running batches, and free the weights.
+
+        Raises:
+            RuntimeError: The running event loop is not that in which the model was opened.
+        """
         await self.batcher.close()
         self.engine.close()
         # The metrics may outlive the model and must not keep its engine in memory.

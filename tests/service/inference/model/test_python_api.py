@@ -225,8 +225,9 @@ async def test_models_of_a_process_share_its_devices(
 async def test_call_in_another_event_loop_says_so_and_leaves_the_model_usable(
     model: vitrine.Model,
 ) -> None:
-    with pytest.raises(RuntimeError, match="in the event loop in which it was opened"):
-        await asyncio.to_thread(lambda: asyncio.run(model.encode(TEXTS)))
+    for call in (model.encode(TEXTS), model.close()):
+        with pytest.raises(RuntimeError, match="in the event loop in which it was opened"):
+            await asyncio.to_thread(asyncio.run, call)
     assert len((await model.encode(TEXTS)).vectors) == len(TEXTS)
 
 
