@@ -101,7 +101,10 @@ class Call:
                 "the served vectors differ from the reference model's vectors; see parity"
             )
         if not reply.done.converged:
-            warnings.append("a path integral has not converged; increase max_evaluations")
+            warnings.append(
+                "a path integral has not converged; increase max_evaluations or choose another "
+                "baseline"
+            )
         if len(reply.done.nonfinite) == MAX_NONFINITE:
             warnings.append(
                 f"nonfinite lists only the first {MAX_NONFINITE} non-finite numbers; there may be "

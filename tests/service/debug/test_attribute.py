@@ -113,7 +113,9 @@ def test_integral_that_does_not_converge_returns_200_with_a_warning(
     with service_of(artifact) as client:
         result = ask(client, "attribute", text=CAT, target=COSINE, **hard)
     assert not result["completeness"]["converged"]
-    assert result["warnings"] == ["a path integral has not converged; increase max_evaluations"]
+    assert result["warnings"] == [
+        "a path integral has not converged; increase max_evaluations or choose another baseline"
+    ]
 
 
 def test_cosine_and_similarity_are_one_target_of_a_model_with_cosines(client: TestClient) -> None:
