@@ -43,6 +43,11 @@ HEALTH_CHECKS = {
 DEAD = "dead because the health check failed"
 
 
+def has_content(file: Path) -> bool:
+    """Return whether a file is there and has been written."""
+    return file.exists() and file.stat().st_size > 0
+
+
 class NoNamespacesError(Exception):
     """Network namespaces cannot be made; the message has the reason."""
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.deploy.ray_nodes import (
     Node,
     NoNamespacesError,
     ended,
+    has_content,
     linked_nodes,
 )
 from tests.deploy.test_monitoring import ROOT
@@ -40,7 +42,7 @@ def on_cluster(ray_environment: dict[str, str]) -> Iterator[dict[str, str]]:
     process = subprocess.Popen([*START, *options], cwd=ROOT, env=ray_environment)
     address = Path(ray_environment["RAY_TMPDIR"], "ray", "ray_current_cluster")
     try:
-        eventually(lambda: address.exists() or process.poll() is not None)
+        eventually(lambda: has_content(address) or process.poll() is not None)
         yield ray_environment | {"RAY_ADDRESS": address.read_text()}
     finally:
         process.terminate()
@@ -181,7 +183,7 @@ def test_rows_of_a_node_that_is_cut_off_and_brought_back_are_neither_lost_nor_do
             return stack.enter_context(ended(node.popen(command, environment, log)))
 
         start(head, *HEAD, "--port=6379")
-        eventually(Path(short, "ray", "ray_current_cluster").exists)
+        eventually(partial(has_content, Path(short, "ray", "ray_current_cluster")))
         raylet = start(other, f"--address={address}")
         log = tmp_path / "job.log"
         command = [sys.executable, "-m", "tests.deploy.faulty_encode", *arguments()]

@@ -36,6 +36,7 @@ from tests.deploy.ray_nodes import (
     Node,
     NoNamespacesError,
     ended,
+    has_content,
     linked_nodes,
 )
 from tests.deploy.test_monitoring import ROOT
@@ -148,7 +149,8 @@ def cluster(
         head = start(nodes[0], *HEAD, "--port=0")
         ray_folder = Path(environment["RAY_TMPDIR"], "ray")
         current = ray_folder / "ray_current_cluster"
-        eventually(lambda: current.exists() or head.poll() is not None)
+        # Ray creates the file before it writes the address.
+        eventually(lambda: has_content(current) or head.poll() is not None)
         address = current.read_text()
         others = [start(node, f"--address={address}") for node in nodes[1:]]
         log = folder / "serve.log"

@@ -526,7 +526,7 @@ def test_bounds_of_int8_that_are_no_shares_are_refused(
 def test_quality_below_a_bound_fails_and_names_the_costliest_layers(
     arguments_of_int8: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*arguments_of_int8, "--min-cosine=1.1"]) == 1
+    assert main([*arguments_of_int8, "--min-cosine=1"]) == 1
     captured = capsys.readouterr()
     assert "Calibrating int8 with texts from the vocabulary\n" in captured.out
     assert "below the bounds even with 1 of 4 layers in float: mean_cosine of 1 to" in captured.err
