@@ -252,7 +252,6 @@ async def _load(
     try:
         await state.watch.open()
         # Objects loaded so far are permanent. Freezing them avoids 50 ms garbage-collection pauses.
-        gc.collect()
         gc.freeze()
         on_ready()
         if state.settings.models.watch_s:

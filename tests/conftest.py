@@ -159,9 +159,9 @@ def _one_torch_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_frozen_tests() -> Iterator[None]:
-    # An application collects garbage and freezes all objects when it starts. Here they include
-    # pytest's, which takes half a second, and garbage of earlier tests, which would be kept.
-    nothing = {name: lambda: None for name in ("collect", "freeze", "unfreeze")}
+    # An application freezes all objects when it starts. Here they include garbage of earlier tests,
+    # which would be kept.
+    nothing = {name: lambda: None for name in ("freeze", "unfreeze")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("service.app.gc", SimpleNamespace(**nothing))
         yield

@@ -67,7 +67,9 @@ def _checkout(commit: str, folder: Path) -> Iterator[Path]:
 
 
 def _variables(tree: Path) -> dict[str, str]:
-    return {"PYTHONPATH": str(tree), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+    # As after an installation, modules are compiled once, not in every start.
+    compiled = {"PYTHONDONTWRITEBYTECODE": ""}
+    return {"PYTHONPATH": str(tree), "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", **compiled}
 
 
 def _run(tree: Path, *arguments: str | Path) -> None:

@@ -22,13 +22,12 @@ def test_loaded_objects_are_frozen_before_the_application_becomes_ready(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
-    monkeypatch.setattr("service.app.gc.collect", lambda: calls.append("collect"))
     monkeypatch.setattr("service.app.gc.freeze", lambda: calls.append("freeze"))
     app = create_app(settings, on_ready=lambda: calls.append("ready"), on_fatal=pytest.fail)
     with serving(app) as client:
         assert state_of(client).registry.is_open
         eventually(lambda: "ready" in calls)
-    assert calls == ["collect", "freeze", "ready"]
+    assert calls == ["freeze", "ready"]
 
 
 def test_stopped_application_frees_its_model_and_engine(
