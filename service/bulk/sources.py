@@ -4,13 +4,14 @@ import csv
 import glob
 import gzip
 import io
+import os
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, NoReturn, cast
 
 import pyarrow as pa
 
@@ -171,7 +172,7 @@ def _find(options: BulkOptions) -> list[Path]:
     for name in options.inputs:
         path = Path(name)
         if path.is_dir():
-            matches = [file for file in sorted(path.rglob("*")) if _is_input(file, path, options)]
+            matches = [file for file in _files_in(path) if _is_input(file, path, options)]
         elif path.exists():
             matches = [path]
         else:
@@ -186,6 +187,28 @@ def _find(options: BulkOptions) -> list[Path]:
         if not path.is_file():
             raise OptionError(f"{path} is not a regular file; pipe it to standard input, as -")
     return paths
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """Return the files in a folder and its subfolders, also in linked ones, sorted.
+
+    Raises:
+        BulkError: A subfolder cannot be read.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        raise BulkError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+    files: list[Path] = []
+    for name, subfolders, names in os.walk(folder, onerror=fail, followlinks=True):
+        path = Path(name)
+        here = path.resolve()
+        # A link to a folder above would be followed for ever.
+        subfolders[:] = [
+            each for each in subfolders if not here.is_relative_to((path / each).resolve())
+        ]
+        files += (path / each for each in names)
+    return sorted(files)
 
 
 def _is_input(file: Path, folder: Path, options: BulkOptions) -> bool:

@@ -1,9 +1,11 @@
 """Blocks of records from files of each format."""
 
 import csv
+import errno
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -257,6 +259,37 @@ def test_folders_and_patterns_are_read_in_the_order_of_their_names(tmp_path: Pat
         1: "a.txt",
         2: "b.txt",
     }
+
+
+def test_linked_folders_are_read_and_links_to_a_folder_above_are_not_followed(
+    tmp_path: Path,
+) -> None:
+    folder, other = tmp_path / "in", tmp_path / "other"
+    for name in ("in/a.txt", "in/sub/b.txt", "other/c.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    (folder / "linked").symlink_to(other)
+    (folder / "linked.txt").symlink_to(other / "c.txt")
+    (folder / "sub/above").symlink_to(folder)
+    expected = {0: "in/a.txt", 1: "other/c.txt", 2: "other/c.txt", 3: "in/sub/b.txt"}
+    assert texts(open_source(options(folder), "dense")) == expected
+
+
+def test_subfolder_that_cannot_be_read_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "a.txt").write_text("x\n")
+    scandir = os.scandir
+
+    def refuse(path: str) -> object:
+        if str(path).endswith("sub"):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr("os.scandir", refuse)
+    with pytest.raises(BulkError, match="sub cannot be read: Permission denied"):
+        open_source(options(tmp_path), "dense")
 
 
 def test_template_fills_columns_and_nulls_are_empty(tmp_path: Path) -> None:
