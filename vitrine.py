@@ -41,7 +41,8 @@ from service.inference.model.pair_scores import PairScores
 from service.inference.model.sync_model import SyncModel
 from service.inference.model.zero_shot import CandidateLabels
 from service.inference.registry.model_version import Lease
-from service.inference.registry.registry import ModelRegistry, ModelSpec
+from service.inference.registry.registry import ModelRegistry
+from service.inference.registry.served_models import ModelSpec
 from service.inference.results.quantization import Quantizer
 from service.inference.results.tags import Entity, Tags
 from service.inference.results.vectors import (

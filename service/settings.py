@@ -34,7 +34,7 @@ from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDic
 from models.engines import Precision
 from models.json_reader import JsonError, check_depth, parse_json
 from service.inference.model.opening import ModelOptions
-from service.inference.registry.registry import ModelSpec, specs_in
+from service.inference.registry.served_models import ModelSpec, specs_in
 from service.logs import LogFormat
 from service.model_cache import absolute_if_local
 

@@ -35,7 +35,7 @@ from service.evaluation.gate import MeasureChange, check_evaluation
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.model import Model
 from service.inference.registry.model_names import name_problem
-from service.inference.registry.registry import ModelSpec
+from service.inference.registry.served_models import ModelSpec
 from service.inference.registry.shadow import compare_versions
 
 router = APIRouter()

@@ -645,14 +645,14 @@ GUARDS = (
         "test_invalid_name_of_a_model_is_refused_wherever_it_is",
     ),
     Guard(
-        "service/inference/registry/registry.py",
+        "service/inference/registry/served_models.py",
         "if name_problem(path.name) is None]",
         "]",
         "tests/service/inference/registry/test_registry.py::"
         "test_folders_whose_names_are_invalid_are_skipped_and_logged_once",
     ),
     Guard(
-        "service/inference/registry/registry.py",
+        "service/inference/registry/served_models.py",
         "@lru_cache(maxsize=1024)",
         "@lru_cache(maxsize=0)",
         "tests/service/inference/registry/test_registry.py::"

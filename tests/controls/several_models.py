@@ -17,7 +17,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry/registry.py",
-        "            self._retire(old)\n",
+        "            self._memory.retire(old)\n",
         "            pass\n",
         f"{_I}registry/test_registry.py::test_swap_serves_the_new_version_and_closes_the_old_after_its_last"
         "_lease",
@@ -29,7 +29,7 @@ GUARDS = (
         f"{_I}registry/test_compatibility.py::test_incompatible_version_is_refused_unless_it_is_allowed",
     ),
     Guard(
-        "service/inference/registry/registry.py",
+        "service/inference/registry/memory.py",
         "            check_replacement(entry.manifest, model.artifact.manifest)\n",
         "            pass\n",
         f"{_I}registry/test_compatibility.py::"
@@ -55,8 +55,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry/registry.py",
-        "                self._unload(entry)\n            self._remove_metrics(name)\n",
-        "                self._unload(entry)\n",
+        "                self._memory.unload(entry)\n            self._remove_metrics(name)\n",
+        "                self._memory.unload(entry)\n",
         f"{_I}registry/test_registry.py::test_metrics_are_those_of_the_served_models",
     ),
     Guard(
@@ -78,19 +78,19 @@ GUARDS = (
         f"{_T}test_models.py::test_names_that_are_ambiguous_under_tei_are_refused",
     ),
     Guard(
-        "service/inference/registry/registry.py",
-        "victim = min(others, key=_is_busy)",
+        "service/inference/registry/memory.py",
+        'victim = min(others, key=attrgetter("is_busy"))',
         "victim = others[0]",
         f"{_I}registry/test_registry.py::test_idle_model_is_unloaded_before_a_busy_one",
     ),
     Guard(
-        "service/inference/registry/registry.py",
-        "        if self._is_closed:\n            await model.close()\n",
+        "service/inference/registry/memory.py",
+        "        if self.is_closed:\n            await model.close()\n",
         "        if False:\n            await model.close()\n",
         f"{_I}registry/test_registry.py::test_load_that_ends_after_the_registry_is_closed_closes_its_model",
     ),
     Guard(
-        "service/inference/registry/registry.py",
+        "service/inference/registry/memory.py",
         "                await version.closed.wait()\n",
         "                pass\n",
         f"{_I}registry/test_registry.py::test_busy_model_is_unloaded_only_after_its_requests",
@@ -117,41 +117,41 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry/registry.py",
-        "check(previous.model, version.model)\n            self._check_not_closed()\n",
+        "check(previous.model, version.model)\n            self._memory.check_not_closed()\n",
         "check(previous.model, version.model)\n",
         f"{_I}registry/test_registry.py::test_registry_that_closes_during_a_comparison_closes_both_versions",
     ),
     Guard(
-        "service/inference/registry/registry.py",
+        "service/inference/registry/memory.py",
         "        # At once, because the next load might unload the model again.\n"
-        "        self._answer(entry)\n",
+        "        entry.answer()\n",
         "",
         f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
         "_once",
     ),
     Guard(
         "service/inference/registry/registry.py",
-        "        if old is not None:\n            self._answer(old)\n",
+        "        if old is not None:\n            old.answer()\n",
         "",
         f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
         "_once",
     ),
     Guard(
-        "service/inference/registry/registry.py",
-        "        while not self._fits(size, keep):\n",
+        "service/inference/registry/memory.py",
+        "        while not self.fits(size, keep):\n",
         "        while False:\n",
         f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
         "_once",
     ),
     Guard(
-        "service/inference/registry/registry.py",
-        "(await self._read(entry.spec)).size) > room",
+        "service/inference/registry/memory.py",
+        "(await asyncio.to_thread(read_artifact, entry.spec))[1]) > room",
         "entry.size) > room",
         f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"
         "_once",
     ),
     Guard(
-        "service/inference/registry/registry.py",
+        "service/inference/registry/memory.py",
         "        if version.size > room:",
         "        if False:",
         f"{_I}registry/test_registry_races.py::test_any_interleaving_keeps_the_budget_and_closes_each_version"

@@ -68,7 +68,7 @@ GUARDS = (
         f"{_S}test_files_that_no_start_reads_are_verified_too",
     ),
     Guard(
-        "service/inference/registry/registry.py",
+        "service/inference/registry/served_models.py",
         "Artifact.load(spec.path, spec.options.verify)",
         "Artifact.load(spec.path)",
         f"{_S}test_models_on_demand_must_have_signed_manifests_at_the_start",

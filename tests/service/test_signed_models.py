@@ -25,7 +25,8 @@ from service.check import check
 from service.inference.errors import NotReady
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.registry.model_watch import ModelWatch
-from service.inference.registry.registry import ModelRegistry, ModelSpec, specs_in
+from service.inference.registry.registry import ModelRegistry
+from service.inference.registry.served_models import ModelSpec, specs_in
 from service.model_cache import required_signer
 from service.settings import (
     SCOPES,

@@ -24,7 +24,7 @@ from service.api.schemas import Ids, as_list
 from service.api.state import State
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.similarity import keeps_similarity_at_unit_length
-from service.inference.registry.registry import ModelStatus
+from service.inference.registry.served_models import ModelStatus
 from service.inference.results.quantization import Quantizer
 from service.inference.results.vectors import Embeddings
 

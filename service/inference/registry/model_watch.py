@@ -9,7 +9,8 @@ from pathlib import Path
 from models.artifact import ArtifactError
 from models.engines import EngineError
 from service.inference.errors import VitrineError
-from service.inference.registry.registry import ModelRegistry, ModelSpec
+from service.inference.registry.registry import ModelRegistry
+from service.inference.registry.served_models import ModelSpec
 
 log = logging.getLogger("vitrine")
 

@@ -4,8 +4,8 @@ A request leases a version of a model, and a version closes when its last lease 
 version is loaded beside the old one and then takes its place at once, so each request sees one
 version. All methods run in the event loop.
 
-With a memory budget, a model that does not fit is loaded by the first request for it, in place of
-the least recently used models. Only one model loads at a time.
+With a memory budget, a model that does not fit is loaded by the first request for it. Only one
+model loads at a time.
 """
 
 import asyncio
@@ -13,25 +13,25 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
-from math import inf
+from dataclasses import replace
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from models.artifact import MANIFEST, Artifact, ArtifactError, Manifest, SimilarityName
-from models.engines import weight_bytes
-from models.printable import printable
 from service.inference.batching.cache import ResultCache
-from service.inference.batching.devices import Devices
 from service.inference.batching.streams import Clock
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.model.model import Model
-from service.inference.model.opening import DEFAULT_OPTIONS, ModelOptions, log_stop, open_model
 from service.inference.registry.compatibility import check_replacement
-from service.inference.registry.model_names import check_name, name_problem
-from service.inference.registry.model_version import Lease, ModelVersion
+from service.inference.registry.memory import ModelMemory
+from service.inference.registry.model_names import check_name
+from service.inference.registry.model_version import Lease
+from service.inference.registry.served_models import (
+    ModelSpec,
+    ModelStatus,
+    RegisteredModel,
+    read_artifact,
+)
 from service.inference.results.metrics import InferenceMetrics, ModelMetrics
 from service.inference.results.vectors import RowResults
 from service.request_trace import TRACE
@@ -41,104 +41,6 @@ log = logging.getLogger("vitrine")
 # Seconds after a failed load on demand in which the model is not loaded again. A load unloads other
 # models, so requests for a broken model would keep them from being served.
 _RETRY_S = 10.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """A model to serve.
-
-    Attributes:
-        path: Folder of its artifact.
-        aliases: Other names of the model in requests.
-        options: Runtime options; `options.name` is the model's name.
-    """
-
-    path: Path
-    aliases: tuple[str, ...] = ()
-    options: ModelOptions = DEFAULT_OPTIONS
-
-
-def specs_in(folder: Path, options: ModelOptions) -> list[ModelSpec]:
-    """Return the models of the artifacts in a folder, each with the name of its own folder.
-
-    Hidden folders, and folders without a manifest, are ignored. Folders whose name cannot be that
-    of a model are skipped, and logged the first time.
-
-    Raises:
-        ArtifactError: The folder has no artifact.
-    """
-    found = sorted(path.parent for path in folder.glob(f"[!.]*/{MANIFEST}"))
-    paths = [path for path in found if name_problem(path.name) is None]
-    for path in found:
-        if path not in paths:
-            _log_skipped(path)
-    if not paths:
-        raise ArtifactError(f"{folder} has no folder with an artifact of vitrine-export")
-    return [ModelSpec(path=path, options=replace(options, name=path.name)) for path in paths]
-
-
-@lru_cache(maxsize=1024)  # a watched folder is read again and again
-def _log_skipped(path: Path) -> None:
-    log.error(
-        "skipping the artifact %s: its name %s", printable(str(path)), name_problem(path.name)
-    )
-
-
-@dataclass(frozen=True)
-class ModelStatus:
-    """State of a served model.
-
-    Attributes:
-        name: Name of the model.
-        aliases: Other names of the model.
-        path: Folder of its artifact.
-        created: Modification time of the artifact, as a Unix timestamp in seconds.
-        is_default: Whether it serves requests that name no model.
-        similarity: Similarity of its vectors; None: it has no vectors.
-        weight_bytes: Size of its file of weights, in bytes.
-        model: The version that is served; None: the model is not loaded.
-        leases: Number of requests in flight.
-    """
-
-    name: str
-    aliases: tuple[str, ...]
-    path: Path
-    created: int
-    is_default: bool
-    similarity: SimilarityName | None
-    weight_bytes: int
-    model: Model | None
-    leases: int
-
-
-@dataclass(eq=False, kw_only=True)
-class _RegisteredModel:
-    """A served model.
-
-    Attributes:
-        name: Name of the model.
-        spec: Specification of the version that is served, or is loaded next.
-        created: Modification time of its artifact, as a Unix timestamp in seconds.
-        manifest: Manifest on whose outputs, width and similarity clients rely.
-        size: Size of its file of weights, in bytes, when it was last read.
-        metrics: Metrics of all versions.
-        version: The loaded version; None: the model is not loaded.
-        loading: Task that loads the model for requests; None: the model is not being loaded.
-        waiting: Futures of the requests that wait for the model, each with a lease of its own;
-            None: the model was replaced or deleted.
-        retry_at: Time before which the model is not loaded again, because a load has failed.
-    """
-
-    name: str
-    spec: ModelSpec
-    created: int
-    manifest: Manifest
-    size: int
-    metrics: ModelMetrics
-    version: ModelVersion | None = None
-    loading: asyncio.Task[None] | None = None
-    waiting: list[asyncio.Future[Lease | None]] = field(default_factory=list)
-    retry_at: float = -inf
 
 
 class ModelRegistry:
@@ -172,20 +74,15 @@ class ModelRegistry:
         clock: Clock | None = None,
     ) -> None:
         self._default = default
-        self._max_bytes = max_bytes
         self._load_s = load_s
         self._metrics = metrics or InferenceMetrics(CollectorRegistry(), longest_s=120.0)
         self._check_path = check_path
-        self._on_stop = on_stop or log_stop
-        # The most recently used models are last, with a memory budget.
-        self._entries: dict[str, _RegisteredModel] = {}
-        self._cache: ResultCache[RowResults] = cache or ResultCache(0)
-        self._devices = Devices()
+        self._memory = ModelMemory(max_bytes, cache, on_stop)
+        self._entries: dict[str, RegisteredModel] = {}
         self._model_metrics: dict[str, ModelMetrics] = {}
         self._names: dict[str, str] = {}
-        self._closing: set[ModelVersion] = set()
         self._changing = asyncio.Lock()
-        self._is_open = self._is_closed = False
+        self._is_open = False
         self._clock = clock or Clock()
 
     async def open(self, specs: Sequence[ModelSpec]) -> None:
@@ -202,8 +99,8 @@ class ModelRegistry:
         async with self._changing:
             await self.register(specs)
             for entry in tuple(self._entries.values()):
-                if self._fits(entry.size):
-                    self._serve(entry, await self._load_version(entry))
+                if self._memory.fits(entry.size):
+                    self._memory.serve(entry, await self._memory.load(entry))
         self._is_open = True
 
     async def register(self, specs: Sequence[ModelSpec]) -> None:
@@ -234,7 +131,7 @@ class ModelRegistry:
 
     async def close(self) -> None:
         """Close all models, and fail pending calls with `NotReady`."""
-        self._is_open, self._is_closed = False, True
+        self._is_open, self._memory.is_closed = False, True
         entries = tuple(self._entries.values())
         self._entries.clear()
         self._names.clear()
@@ -242,9 +139,7 @@ class ModelRegistry:
         for load in loads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
-        versions = [entry.version for entry in entries if entry.version is not None]
-        for version in (*versions, *self._closing):
-            await version.close()
+        await self._memory.close()
 
     @property
     def is_open(self) -> bool:
@@ -296,24 +191,10 @@ class ModelRegistry:
 
     def statuses(self) -> list[ModelStatus]:
         """Return the state of each served model, ordered by name."""
-        statuses = []
-        for name, entry in sorted(self._entries.items()):
-            spec, version = entry.spec, entry.version
-            model, leases = (version.model, version.leases) if version else (None, 0)
-            statuses.append(
-                ModelStatus(
-                    name,
-                    spec.aliases,
-                    spec.path,
-                    entry.created,
-                    name == self._default,
-                    entry.manifest.similarity,
-                    entry.size,
-                    model,
-                    leases,
-                )
-            )
-        return statuses
+        return [
+            entry.status(is_default=name == self._default)
+            for name, entry in sorted(self._entries.items())
+        ]
 
     def spec_of(self, name: str) -> ModelSpec | None:
         """Return the specification of a model by its name or alias; None: no such model."""
@@ -328,7 +209,7 @@ class ModelRegistry:
     @property
     def closing(self) -> int:
         """Number of replaced or unloaded versions that finish their requests."""
-        return len(self._closing)
+        return len(self._memory.closing)
 
     async def lease(self, name: str | None = None, timeout_s: float | None = None) -> Lease:
         """Return a lease of a model, which is loaded first if necessary.
@@ -347,7 +228,8 @@ class ModelRegistry:
             return await self._lease_when_loaded(name, timeout_s)
         if not entry.version.model.batcher.is_alive:
             raise NotReady("the engine has stopped; this process will exit")
-        self._mark_used(entry)
+        if self._memory.has_budget:
+            self._memory.mark_used(entry)
         return entry.version.lease()
 
     async def load(
@@ -410,9 +292,9 @@ class ModelRegistry:
         if old is not None and not allow_incompatible:
             check_replacement(old.manifest, entry.manifest)
         if check is not None and old is not None and old.version is None:
-            self._serve(old, await self._load_version(old))
+            self._memory.serve(old, await self._memory.load(old))
         try:
-            version = await self._load_version(entry, keep=old)
+            version = await self._memory.load(entry, keep=old)
         except BaseException:
             if old is None:
                 self._remove_metrics(entry.name)
@@ -421,14 +303,14 @@ class ModelRegistry:
         try:
             if check is not None and previous is not None:
                 await check(previous.model, version.model)
-            self._check_not_closed()
+            self._memory.check_not_closed()
         except BaseException:
             await version.close()
             raise
         self._replace(entry)
-        self._serve(entry, version)
+        self._memory.serve(entry, version)
         if old is not None and previous is not None:
-            self._retire(old)
+            self._memory.retire(old)
         return version.model, None if previous is None else previous.model
 
     async def unload(self, name: str, path: Path | None = None) -> bool:
@@ -455,9 +337,9 @@ class ModelRegistry:
                 )
             entry = self._entries.pop(name)
             self._names = {key: value for key, value in self._names.items() if value != name}
-            self._answer(entry)
+            entry.answer()
             if entry.version is not None:
-                self._unload(entry)
+                self._memory.unload(entry)
             self._remove_metrics(name)
             return True
 
@@ -480,7 +362,7 @@ class ModelRegistry:
             ) from None
         return entry.version.lease()
 
-    async def _load_on_demand(self, entry: _RegisteredModel) -> Lease | None:
+    async def _load_on_demand(self, entry: RegisteredModel) -> Lease | None:
         """Wait until a model is loaded, and return a lease; all callers wait for the same load.
 
         None: the model was replaced or deleted before it was loaded.
@@ -504,12 +386,12 @@ class ModelRegistry:
                 lease.release()
             raise
 
-    async def _load(self, entry: _RegisteredModel) -> None:
+    async def _load(self, entry: RegisteredModel) -> None:
         """Load a model, unless its requests were answered meanwhile."""
         try:
             async with self._changing:
                 if entry.waiting:
-                    self._serve(entry, await self._load_version(entry))
+                    self._memory.serve(entry, await self._memory.load(entry))
         except asyncio.CancelledError:
             raise
         except BaseException:
@@ -519,20 +401,12 @@ class ModelRegistry:
                 if not waiting.done():
                     waiting.set_exception(_load_failed())
         finally:
-            self._answer(entry)
+            entry.answer()
             entry.loading = None
 
-    def _answer(self, entry: _RegisteredModel) -> None:
-        """Give waiting requests a lease, or None if the model is not loaded."""
-        for waiting in entry.waiting:
-            if not waiting.done():
-                version = entry.version
-                waiting.set_result(None if version is None else version.lease())
-        entry.waiting = []
-
-    async def _read(self, spec: ModelSpec) -> _RegisteredModel:
+    async def _read(self, spec: ModelSpec) -> RegisteredModel:
         """Read the manifest of a model, and return the entry of the model, not loaded."""
-        artifact, size = await asyncio.to_thread(_inspect, spec)
+        artifact, size = await asyncio.to_thread(read_artifact, spec)
         name = spec.options.name or artifact.manifest.name
         options = replace(spec.options, name=name)
         for alias in (name, *spec.aliases):
@@ -540,14 +414,10 @@ class ModelRegistry:
             self._check_path(alias)
             if self._names.get(alias, name) != name:
                 raise ValueError(f"two models have the name {alias!r}; every name must be unique")
-        if self._max_bytes and size > self._max_bytes:
-            raise ValueError(
-                f"the model {name} has {size} bytes of weights; the budget is "
-                f"{self._max_bytes} bytes"
-            )
+        self._memory.check_size(name, size)
         if name not in self._model_metrics:
             self._model_metrics[name] = ModelMetrics(self._metrics, name)
-        return _RegisteredModel(
+        return RegisteredModel(
             name=name,
             spec=replace(spec, options=options),
             created=int(artifact.path.stat().st_mtime),
@@ -561,137 +431,13 @@ class ModelRegistry:
         del self._model_metrics[name]
         self._metrics.remove(name)
 
-    def _replace(self, entry: _RegisteredModel) -> None:
+    def _replace(self, entry: RegisteredModel) -> None:
         old = self._entries.pop(entry.name, None)
         self._entries[entry.name] = entry
         if old is not None:
-            self._answer(old)
+            old.answer()
         others = {key: value for key, value in self._names.items() if value != entry.name}
         self._names = others | dict.fromkeys((entry.name, *entry.spec.aliases), entry.name)
-
-    async def _load_version(
-        self, entry: _RegisteredModel, keep: _RegisteredModel | None = None
-    ) -> ModelVersion:
-        """Load a version of a model, which is not served yet, within the memory budget.
-
-        The artifact may be replaced by a larger one while other models finish their requests.
-
-        Args:
-            entry: The model.
-            keep: Model whose loaded version does not count and stays; None: none.
-        """
-        if not self._max_bytes:
-            return await self._open(entry)
-        room = 0
-        while (size := (await self._read(entry.spec)).size) > room:
-            await self._make_room(size, keep)
-            room = size
-        version = await self._open(entry)
-        if version.size > room:  # replaced in the last moment
-            await version.close()
-            return await self._load_version(entry, keep)
-        return version
-
-    async def _open(self, entry: _RegisteredModel) -> ModelVersion:
-        """Load a version of a model, which is not served yet, whatever its size."""
-        self._check_not_closed()
-        try:
-            model = await open_model(
-                entry.spec.path,
-                entry.spec.options,
-                metrics=entry.metrics,
-                cache=self._cache,
-                on_stop=partial(self._report_stop, entry),
-                devices=self._devices,
-            )
-        except BaseException:
-            entry.metrics.loads["failed"].inc()
-            raise
-        try:
-            # The artifact of an unloaded model can have been replaced.
-            check_replacement(entry.manifest, model.artifact.manifest)
-        except InvalidInput:
-            entry.metrics.loads["failed"].inc()
-            await model.close()
-            raise
-        if self._is_closed:
-            await model.close()
-        self._check_not_closed()
-        entry.metrics.loads["loaded"].inc()
-        return ModelVersion(model)
-
-    def _check_not_closed(self) -> None:
-        if self._is_closed:
-            raise NotReady("the models are closed")
-
-    def _report_stop(self, entry: _RegisteredModel, error: BaseException) -> None:
-        # The failure of a version that is not served concerns nobody but its load.
-        is_served = entry.version is not None and not entry.version.model.batcher.is_alive
-        report = self._on_stop if is_served else log_stop
-        report(error)
-
-    def _mark_used(self, entry: _RegisteredModel) -> None:
-        if self._max_bytes:  # the most recently used models are last
-            self._entries[entry.name] = self._entries.pop(entry.name)
-
-    def _serve(self, entry: _RegisteredModel, version: ModelVersion) -> None:
-        model = version.model
-        entry.version, entry.size, entry.created = version, version.size, model.created
-        self._mark_used(entry)
-        # At once, because the next load might unload the model again.
-        self._answer(entry)
-        entry.metrics.loaded_bytes.set(version.size)
-        entry.metrics.set_info(
-            version=model.version,
-            engine=model.engine.name,
-            precision=model.engine.precision,
-        )
-        entry.metrics.set_quality(model.quality.measures if model.quality else {})
-
-    async def _make_room(self, size: int, keep: _RegisteredModel | None) -> None:
-        """Unload the least recently used models until `size` bytes fit into the memory budget."""
-        while not self._fits(size, keep):
-            if others := self._loaded(keep):
-                # The least recently used model without requests in flight, if there is one.
-                victim = min(others, key=_is_busy)
-                log.info("unloading the model %s to make room", victim.name)
-                self._unload(victim)
-            for version in tuple(self._closing):
-                await version.closed.wait()
-
-    def _fits(self, size: int, keep: _RegisteredModel | None = None) -> bool:
-        """Return whether `size` more bytes fit into the budget; the version of `keep` is free."""
-        versions = [entry.version for entry in self._loaded(keep)]
-        used = sum(version.size for version in (*versions, *self._closing) if version is not None)
-        return not self._max_bytes or used + size <= self._max_bytes
-
-    def _loaded(self, keep: _RegisteredModel | None) -> list[_RegisteredModel]:
-        """Return the models in memory except `keep`, the least recently used first."""
-        entries = self._entries.values()
-        return [entry for entry in entries if entry.version is not None and entry is not keep]
-
-    def _unload(self, entry: _RegisteredModel) -> None:
-        entry.metrics.loaded_bytes.set(0)
-        entry.metrics.clear_info()
-        self._retire(entry)
-
-    def _retire(self, entry: _RegisteredModel) -> None:
-        """Close the version of a model after its last lease; the model is not loaded then."""
-        version, entry.version = entry.version, None
-        assert version is not None  # noqa: S101 - checked by the callers
-        entry.metrics.unloads.inc()
-        self._closing.add(version)
-        version.retire(self._closing.discard)
-
-
-def _inspect(spec: ModelSpec) -> tuple[Artifact, int]:
-    """Return the artifact of a model, and the size of its file of weights in bytes."""
-    artifact = Artifact.load(spec.path, spec.options.verify)
-    return artifact, weight_bytes(artifact, spec.options.engine, spec.options.precision)
-
-
-def _is_busy(entry: _RegisteredModel) -> bool:
-    return entry.version is not None and entry.version.leases > 0
 
 
 def _load_failed() -> NotReady:

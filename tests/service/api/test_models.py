@@ -34,8 +34,8 @@ from service.app import create_app
 from service.inference.call_options import Deadline
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
-from service.inference.registry import registry as registry_module
-from service.inference.registry.registry import ModelSpec
+from service.inference.registry import memory
+from service.inference.registry.served_models import ModelSpec
 from service.settings import (
     ApiKey,
     AuthSettings,
@@ -605,7 +605,7 @@ def test_wait_for_a_load_counts_towards_the_deadline(
         timeouts.append(timeout_s.remaining_s)
         raise timeout_s.exceeded()
 
-    monkeypatch.setattr(registry_module, "open_model", slow)
+    monkeypatch.setattr(memory, "open_model", slow)
     monkeypatch.setattr(Model, "encode_outputs", late)
     headers = {"X-Request-Timeout-Ms": "20000"}
     response = on_demand.post("/encode", json={"inputs": TEXT, "model": "dogs"}, headers=headers)

@@ -18,7 +18,8 @@ from service.inference.errors import InvalidInput, NotReady
 from service.inference.model.opening import ModelOptions
 from service.inference.registry.compatibility import incompatibilities
 from service.inference.registry.model_watch import ModelWatch
-from service.inference.registry.registry import ModelRegistry, ModelSpec
+from service.inference.registry.registry import ModelRegistry
+from service.inference.registry.served_models import ModelSpec
 from tests.batchers import ManualClock
 from tests.hostile_artifacts import edit
 from tests.models.checkpoints import edit_json

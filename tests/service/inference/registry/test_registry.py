@@ -23,10 +23,11 @@ from models.engines import weight_bytes
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
-from service.inference.registry import registry as registry_module
+from service.inference.registry import memory
 from service.inference.registry.model_version import Lease, ModelVersion
 from service.inference.registry.model_watch import ModelWatch
-from service.inference.registry.registry import ModelRegistry, ModelSpec, specs_in
+from service.inference.registry.registry import ModelRegistry
+from service.inference.registry.served_models import ModelSpec, specs_in
 from service.inference.results.metrics import InferenceMetrics
 from tests.batchers import ManualClock
 from tests.eventually import eventually_async
@@ -57,7 +58,7 @@ class HeldLoads:
         self.models: list[Model] = []
         self.may_end = asyncio.Event()
         self.may_end.set()
-        monkeypatch.setattr(registry_module, "open_model", self._open)
+        monkeypatch.setattr(memory, "open_model", self._open)
 
     async def _open(self, path: Path, options: ModelOptions, **arguments: Any) -> Model:  # noqa: ANN401 - those of `open_model`
         self.started.append(options.name)
@@ -355,7 +356,7 @@ async def test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each(
     specs = [spec(small_artifact, name) for name in "ab"]
     async with opened(*specs, max_bytes=size) as registry:
         loads.may_end.clear()
-        monkeypatch.setattr(registry_module, "open_model", loads.fail)
+        monkeypatch.setattr(memory, "open_model", loads.fail)
         requests = [asyncio.create_task(registry.lease("b")) for _ in range(10)]
         await eventually_async(lambda: loads.started == ["a", "b"])
         tasks = [repr(task.get_coro()) for task in asyncio.all_tasks()]
@@ -524,7 +525,7 @@ async def test_artifact_replaced_while_a_request_loads_its_model_is_served(
         return model
 
     async with watched(two, max_bytes=size) as (registry, watch):
-        monkeypatch.setattr(registry_module, "open_model", hold)
+        monkeypatch.setattr(memory, "open_model", hold)
         waiting = asyncio.create_task(registry.lease("b"))
         await opened.wait()
         replace_folder(two / "b", other_artifact)

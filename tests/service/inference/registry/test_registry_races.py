@@ -22,9 +22,10 @@ from service.inference.batching.streams import Clock
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions
-from service.inference.registry import registry as registry_module
+from service.inference.registry import memory, registry
 from service.inference.registry.model_watch import ModelWatch
-from service.inference.registry.registry import ModelRegistry, ModelSpec
+from service.inference.registry.registry import ModelRegistry
+from service.inference.registry.served_models import ModelSpec, read_artifact
 
 BUDGET = 100
 # Sizes of weights in bytes: two of some models fit; one of the last never does.
@@ -117,7 +118,7 @@ class World:
         return result
 
     def inspect(self, spec: ModelSpec) -> tuple[Artifact, int]:
-        artifact, size = _inspect(spec)
+        artifact, size = read_artifact(spec)
         self.measured[spec.path] = size
         return artifact, size
 
@@ -216,17 +217,15 @@ class World:
                 raise result
 
 
-_inspect = registry_module._inspect
-
-
 @contextmanager
 def world(folder: Path, manifest: Manifest, seed: int) -> Iterator[World]:
     world = World(folder, manifest, seed)
     for name, size in zip(NAMES, (30, 45, 60), strict=True):
         world.write(name, size)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry_module, "open_model", world.open_model)
-        patch.setattr(registry_module, "_inspect", world.inspect)
+        patch.setattr(memory, "open_model", world.open_model)
+        for module in (memory, registry):
+            patch.setattr(module, "read_artifact", world.inspect)
         patch.setattr(asyncio, "to_thread", world.in_turns)
         yield world
 
