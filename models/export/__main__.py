@@ -45,29 +45,13 @@ def _by_name(prompts: Sequence[tuple[str, str]], parser: argparse.ArgumentParser
     return by_name
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    for module, package in {"torch": "PyTorch", "transformers": "transformers"}.items():
-        if importlib.util.find_spec(module) is None:
-            print(
-                f"vitrine-export: {package} is not installed: run pip install '.[torch]' in the "
-                "source folder, or run vitrine-export MODEL --out FOLDER where it is installed, "
-                "and serve a copy of FOLDER",
-                file=sys.stderr,
-            )
-            return 2
-    # Imported late: these modules need PyTorch.
+def _parser() -> argparse.ArgumentParser:
     from models.add_layer_norm.onnx_nodes import TARGETS
     from models.export.calibration import MIN_TEXTS
-    from models.export.exporter import DTYPES, export
+    from models.export.exporter import DTYPES
     from models.export.int8.quality import QualityBounds
-    from models.export.model_folder import CheckpointError
     from models.export.pair_template import CHOICES
-    from models.export.sentence_config import Overrides
-    from models.export.sources import SourceError, resolve
     from models.network.pooling import POOLINGS
-    from models.quantization import read_calibration
-    from models.signing import read_private_key
 
     parser = argparse.ArgumentParser(
         prog="vitrine-export",
@@ -182,6 +166,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="sign the artifact with the private key of an elliptic curve in this PEM file "
         "(default: no signature)",
     )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command and return its exit status."""
+    for module, package in {"torch": "PyTorch", "transformers": "transformers"}.items():
+        if importlib.util.find_spec(module) is None:
+            print(
+                f"vitrine-export: {package} is not installed: run pip install '.[torch]' in the "
+                "source folder, or run vitrine-export MODEL --out FOLDER where it is installed, "
+                "and serve a copy of FOLDER",
+                file=sys.stderr,
+            )
+            return 2
+    # Imported late: these modules need PyTorch.
+    from models.export.exporter import export
+    from models.export.model_folder import CheckpointError
+    from models.export.sentence_config import Overrides
+    from models.export.sources import SourceError, resolve
+    from models.quantization import read_calibration
+    from models.signing import read_private_key
+
+    parser = _parser()
     options = parser.parse_args(arguments)
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     overrides = Overrides(
