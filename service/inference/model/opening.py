@@ -52,6 +52,7 @@ from service.inference.tokenizing.executor import BoundedExecutor
 from service.inference.tokenizing.pair_rows import PairRows
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import TextTokenizer
+from service.inference.tokenizing.word_rows import WordRows
 
 log = logging.getLogger("vitrine")
 
@@ -226,6 +227,7 @@ async def open_model(
         artifact=artifact,
         tokenizer=pair_rows.tokenizer,
         pair_rows=pair_rows,
+        word_rows=WordRows(pair_rows.tokenizer),
         query_weights=query_weights,
         calibration=calibration,
         spaces=spaces,

@@ -40,6 +40,7 @@ from service.inference.tokenizing.executor import BoundedExecutor, ExecutorFull
 from service.inference.tokenizing.pair_rows import PairRows
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import TextTokenizer
+from service.inference.tokenizing.word_rows import WordRows
 from service.request_trace import TRACE, RequestTrace
 
 Result = TypeVar("Result")
@@ -105,6 +106,7 @@ class LoadedModel:
         artifact: The artifact.
         tokenizer: The artifact's tokenizer.
         pair_rows: Tokenizer of pairs of texts.
+        word_rows: Tokenizer of texts whose words are tagged.
         query_weights: Weights of queries that are looked up, `(V,)`; empty for other models.
         calibration: Ranges of pooled vectors, for int8 and uint8; None: not calibrated.
         spaces: Maps into the spaces of other models, by name.
@@ -130,6 +132,7 @@ class LoadedModel:
     artifact: Artifact
     tokenizer: TextTokenizer
     pair_rows: PairRows
+    word_rows: WordRows
     query_weights: Vectors
     calibration: Calibration | None
     spaces: Mapping[str, Space]

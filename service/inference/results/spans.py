@@ -49,7 +49,7 @@ async def find_entities(
             overlap nor share a span are fewer than tokens, which have this limit too.
         VitrineError: Any error of `LoadedModel.run`, under the same conditions.
     """
-    tokenize = partial(model.tokenizer.rows_with_labels, texts, labels.labels, options.on_overflow)
+    tokenize = partial(model.word_rows.rows_with_labels, texts, labels.labels, options.on_overflow)
     parts = [*texts, *labels.labels]
     rows, (results,), seconds = await model.run(parts, len(texts), tokenize, ("spans",), options)
 

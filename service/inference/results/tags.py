@@ -96,7 +96,7 @@ async def tag(
         raise InvalidInput(
             f"aggregation must be one of {', '.join(get_args(Aggregation))}", pointer="/aggregation"
         )
-    tokenize = partial(model.tokenizer.rows_of_words, texts, options.on_overflow)
+    tokenize = partial(model.word_rows.rows, texts, options.on_overflow)
     rows, (logits,), seconds = await model.run(texts, len(texts), tokenize, ("tags",), options)
     labels = model.artifact.manifest.labels
 

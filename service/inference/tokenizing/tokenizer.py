@@ -1,7 +1,6 @@
 """Conversion of texts to rows of token ids, validated and truncated to the model's length limit."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate
 from math import inf
@@ -21,7 +20,6 @@ from service.inference.tokenizing.encodings import (
     slices,
     spans_of,
 )
-from service.inference.tokenizing.labelled_texts import LabelledTexts
 from service.inference.tokenizing.rows import NO_PROMPT, Prompt, Row, Span, TokenizedText, fill_row
 from service.inference.tokenizing.shared_tokenizers import (
     invalid_tokenizer_errors,
@@ -163,91 +161,18 @@ class TextTokenizer:
         """
         return [row for row, _ in self._encoded_rows(texts, prompt_name, on_overflow, with_offsets)]
 
-    def rows_of_words(self, texts: Sequence[str], on_overflow: OnOverflow) -> list[Row]:
-        """Tokenize each text into a row with the spans of its tokens and the limits of its words.
+    def rows_with_offsets(
+        self, texts: Sequence[str], prompt_name: str | None, on_overflow: OnOverflow
+    ) -> list[tuple[Row, Encoding]]:
+        """Tokenize each text into a row with the spans of its tokens; see `rows_of_texts`.
 
-        The words are those of transformers' token classification pipeline. A vocabulary that marks
-        tokens within words ("##") gives them exactly. Otherwise they are separated by spaces alone,
-        and punctuation belongs to the word beside it.
+        Each row has the encoding of the library beside it.
 
         Raises:
             VitrineError: Any error of `rows_of_texts`, under the same conditions.
         """
-        encoded = self._rows_with_offsets(texts, None, on_overflow)
-        return [
-            replace(
-                row,
-                # Unlike `spans_of`, with the empty span of a token that stands for no character.
-                offsets=[
-                    None if special else span
-                    for span, special in zip(
-                        encoding.offsets, encoding.special_tokens_mask, strict=True
-                    )
-                ],
-                continues=self._continues(text, encoding),
-            )
-            for text, (row, encoding) in zip(texts, encoded, strict=True)
-        ]
-
-    def rows_with_labels(
-        self, texts: Sequence[str], labels: Sequence[str], on_overflow: OnOverflow
-    ) -> list[Row]:
-        """Tokenize each text, with labels before it, into a row with the positions of both.
-
-        Raises:
-            InvalidInput: A text or a label cannot be encoded in UTF-8, or a label is invalid (see
-                `LabelledTexts.rows`). A text is too long, and `on_overflow` is "error". Or
-                `on_overflow` is "truncate_left".
-            TooLarge: A text or a label has too many characters.
-        """
-        if on_overflow == "truncate_left":
-            raise InvalidInput(
-                "the start of a text with labels cannot be truncated", pointer="/on_overflow"
-            )
-        for index, text in enumerate(texts):
-            self.check_text(text, index)
-        for index, label in enumerate(labels):
-            try:
-                self.check_text(label, index)
-            except VitrineError as error:
-                error.index, error.pointer = None, f"/labels/{index}"
-                raise
-        rows = self._labelled_texts.rows(texts, labels)
-        for index, row in enumerate(rows):
-            if row.truncated and on_overflow == "error":
-                raise InvalidInput(
-                    "the input has more words or tokens than the model's maximum",
-                    code="too_long",
-                    index=index,
-                )
-        return rows
-
-    @cached_property
-    def _labelled_texts(self) -> LabelledTexts:
-        rules, limit = self.manifest.spans, self.manifest.max_tokens
-        if rules is None:
-            raise RuntimeError("the model reads no labels")
-        return LabelledTexts(self.shared.variant(limit), rules, limit)
-
-    def _continues(self, text: str, encoding: Encoding) -> list[bool]:
-        """Return whether each token continues the word of the token before it."""
-        own = self.manifest.unknown_id
-        unknown = self.unknown_id if own is None else own
-        if self._marks_subwords:  # a marked token is longer than its span
-            return [
-                token_id != unknown and len(token) != end - start
-                for token_id, token, (start, end) in zip(
-                    encoding.ids, encoding.tokens, encoding.offsets, strict=True
-                )
-            ]
-        return [
-            token_id != unknown and start > 0 and " " not in text[start - 1 : start + 1]
-            for token_id, (start, _) in zip(encoding.ids, encoding.offsets, strict=True)
-        ]
-
-    @cached_property
-    def _marks_subwords(self) -> bool:
-        return bool(getattr(self._tokenizer.model, "continuing_subword_prefix", None))
+        encoded = self._encoded_rows(texts, prompt_name, on_overflow, with_offsets=True)
+        return cast(list[tuple[Row, Encoding]], encoded)
 
     @cached_property
     def unknown_id(self) -> int | None:
@@ -340,7 +265,7 @@ class TextTokenizer:
         if self.manifest.pair_template:
             raise not_a_pair(0)
         refuse_empty([text])
-        ((row, encoding),) = self._rows_with_offsets([text], prompt_name, "error")
+        ((row, encoding),) = self.rows_with_offsets([text], prompt_name, "error")
         spans = row.offsets or ()
         sequence_ids = [None if span is None else 0 for span in spans]
         added = [self.token(token_id) for token_id in row.ids[len(encoding.ids) :]]
@@ -433,12 +358,6 @@ class TextTokenizer:
         with panics_as_errors("the tokenizer"):
             texts: list[str] = self._tokenizer.decode_batch(rows, skip_special_tokens)
         return texts
-
-    def _rows_with_offsets(
-        self, texts: Sequence[str], prompt_name: str | None, on_overflow: OnOverflow
-    ) -> list[tuple[Row, Encoding]]:
-        encoded = self._encoded_rows(texts, prompt_name, on_overflow, with_offsets=True)
-        return cast(list[tuple[Row, Encoding]], encoded)
 
     def _encoded_rows(
         self,
