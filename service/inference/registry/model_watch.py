@@ -13,7 +13,7 @@ from service.inference.registry.registry import ModelRegistry, ModelSpec
 
 log = logging.getLogger("vitrine")
 
-# Name, modification time in ns, inode and size of each file of an artifact.
+# Path, modification time in ns, inode and size of each file and folder of an artifact.
 _Signature = frozenset[tuple[str, int, int, int]]
 # Folder of an artifact and name of the model, or None for the artifact's own name: several models
 # can have the same artifact, such as in two precisions.
@@ -127,7 +127,8 @@ def _key(spec: ModelSpec) -> _Key:
 
 
 def _signature(path: Path) -> _Signature:
-    states = {file.name: file.stat() for file in path.iterdir()}
+    files = [file for entry in path.iterdir() for file in (entry, *entry.rglob("*"))]
+    states = {str(file.relative_to(path)): file.stat() for file in files}
     return frozenset(
         (name, state.st_mtime_ns, state.st_ino, state.st_size) for name, state in states.items()
     )

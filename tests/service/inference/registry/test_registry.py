@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from models.artifact import MANIFEST, Artifact, ArtifactError
+from models.artifact import MANIFEST, SOURCE, Artifact, ArtifactError
 from models.engines import weight_bytes
 from models.identity import identity_of
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
@@ -542,6 +542,21 @@ async def test_all_models_of_a_replaced_artifact_are_loaded_again_with_their_own
             assert identity == identity_of(other_artifact, "onnxruntime", "float32")
     finally:
         await registry.close()
+
+
+async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
+    two: Path, other_artifact: Artifact
+) -> None:
+    async with watched(two) as (registry, watch):
+        shutil.copytree(other_artifact.path, two / "c")
+        nested = two / "c" / SOURCE / "1_Pooling" / "config.json"
+        content = nested.read_bytes()
+        nested.unlink()
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a", "b"]
+        nested.write_bytes(content)
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a", "b", "c"]
 
 
 async def test_artifact_replaced_while_a_request_loads_its_model_is_served(
