@@ -95,6 +95,15 @@ def test_token_vectors_average_to_the_pooled_vector(sync_model: vitrine.SyncMode
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("normalize", [False, True])
+async def test_token_vectors_do_not_keep_those_of_other_calls_in_memory(
+    model: vitrine.Model, normalize: bool
+) -> None:
+    calls = [model.encode_tokens(text, normalize=normalize) for text in TEXTS]
+    results = await asyncio.gather(*calls)  # some share a batch
+    assert [result[0].base for result in results] == [None] * len(TEXTS)
+
+
 def test_synchronous_model_is_shared_by_threads(sync_model: vitrine.SyncModel) -> None:
     texts = [f"text number {number}" for number in range(40)]
     with ThreadPoolExecutor(8) as threads:
