@@ -128,7 +128,7 @@ def _key(spec: ModelSpec) -> _Key:
 
 def _signature(path: Path) -> _Signature:
     files = [file for entry in path.iterdir() for file in (entry, *entry.rglob("*"))]
-    states = {str(file.relative_to(path)): file.stat() for file in files}
+    states = {str(file.relative_to(path)): file.lstat() for file in files}
     return frozenset(
         (name, state.st_mtime_ns, state.st_ino, state.st_size) for name, state in states.items()
     )

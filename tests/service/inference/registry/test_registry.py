@@ -559,6 +559,19 @@ async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
         assert [status.name for status in registry.statuses()] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("parent", [".", SOURCE])
+async def test_broken_link_in_a_new_artifact_is_logged_by_its_name(
+    two: Path, other_artifact: Artifact, caplog: pytest.LogCaptureFixture, parent: str
+) -> None:
+    async with watched(two) as (registry, watch):
+        shutil.copytree(other_artifact.path, two / "c")
+        (two / "c" / parent / "link").symlink_to(two / "nowhere")
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a", "b"]
+        name = Path(parent, "link")
+        assert f"{name} in the artifact c is a symbolic link" in caplog.text
+
+
 async def test_artifact_replaced_while_a_request_loads_its_model_is_served(
     two: Path, other_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
