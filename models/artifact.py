@@ -389,6 +389,11 @@ class Manifest:
         """Whether a vector of a multi-vector can stand for several tokens."""
         return any(rules.pool_factor > 1 for rules in self.token_rules.values())
 
+    @property
+    def sha256(self) -> str:
+        """SHA-256 of all fields, which have the hashes of all files."""
+        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+
 
 @dataclass(frozen=True)
 class Check:

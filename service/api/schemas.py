@@ -220,6 +220,7 @@ class OutputVectors(BaseModel):
     offsets: list[list[tuple[int, int] | None] | None] | None = Field(
         None, description="See `TokensResponse`"
     )
+    clusters: list[list[int]] | None = Field(None, description="See `TokensResponse`")
 
 
 class OutputsResponse(BaseModel):

@@ -23,6 +23,13 @@ GUARDS = (
         "_lease",
     ),
     Guard(
+        "service/inference/registry/model_watch.py",
+        "    return spec.path, spec.options.name\n",
+        "    return spec.path, None\n",
+        f"{_I}registry/test_registry.py::test_all_models_of_a_replaced_artifact_are_loaded_again_with_their"
+        "_own_options",
+    ),
+    Guard(
         "service/inference/registry/registry.py",
         "        if old is not None and not allow_incompatible:\n",
         "        if False:\n",

@@ -90,6 +90,7 @@ class Jobs:
                 "backward": implementation(weight, backward=True),
             },
             taps=tap_points(self._model),
+            manifest_sha256=self._artifact.manifest.sha256,
         )
 
     def run(self, body: bytes) -> Completed:

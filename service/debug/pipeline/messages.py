@@ -55,6 +55,7 @@ class Opened:
         torch: Version of PyTorch.
         op: Implementation of add + LayerNorm, by pass: "forward" and "backward".
         taps: Steps of the forward pass whose outputs belong to a row, in order.
+        manifest_sha256: SHA-256 of the manifest of its artifact.
     """
 
     layers: dict[str, str]
@@ -63,6 +64,7 @@ class Opened:
     torch: str
     op: dict[str, str]
     taps: Sequence[TapPoint]
+    manifest_sha256: str
     outcome: Literal["opened"] = "opened"
 
 

@@ -96,7 +96,7 @@ class GradientProcess:
         Raises:
             Overloaded: `settings.max_waiting` callers are already queued.
             NotReady: The process could not be started, could not load the reference model or died
-                during the job, or the service is stopping.
+                during the job, the artifact was replaced, or the service is stopping.
             DeadlineExceeded: The job exceeded `settings.deadline_s`.
             InvalidInput: A field of the job is invalid.
             VitrineError: The job raised an unexpected exception.
@@ -116,8 +116,8 @@ class GradientProcess:
         Raises:
             Overloaded: The process must be started, and `settings.max_waiting` callers are already
                 queued.
-            NotReady: The process could not be started or could not load the reference model, or the
-                service is stopping.
+            NotReady: The process could not be started or could not load the reference model, the
+                artifact was replaced, or the service is stopping.
         """
         # Does not wait for the current job: a process that runs jobs has sent its description.
         if self.pid is None or self._opened is None or self.artifact != artifact:
@@ -223,6 +223,12 @@ class GradientProcess:
             if not isinstance(opened, Opened):
                 raise _unavailable(
                     "the gradient process could not load the reference model; see the log"
+                )
+            # The served version stays in memory when its folder is replaced.
+            if opened.manifest_sha256 != artifact.manifest.sha256:
+                raise _unavailable(
+                    "the folder of the served version has another artifact, whose gradients would "
+                    "be those of another model"
                 )
         except BaseException as error:
             if process.returncode is None:

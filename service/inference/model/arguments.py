@@ -128,9 +128,12 @@ def pair_list(inputs: object) -> Sequence[str | tuple[str, str]]:
 
 
 def _items(values: Any, name: str) -> Sequence[Any]:  # noqa: ANN401 - from any caller
-    """Return one text, or the elements of an iterable, as a list."""
+    """Return one text, or the elements of an iterable, as a list of its own.
+
+    A caller may change its list while the call waits.
+    """
     if type(values) is list:
-        return values
+        return values.copy()
     if isinstance(values, str):
         return [values]
     try:
@@ -153,7 +156,7 @@ def _ids(row: Any, index: int) -> Sequence[int]:  # noqa: ANN401 - from any call
         detail = f"expected a text or a list of token ids, not {_type_of(row)}"
         raise InvalidInput(detail, index=index)
     if _INTEGER.issuperset(map(type, ids)):
-        return ids
+        return list(ids)
     for number in ids:
         if not is_integer(number):
             detail = f"a token id must be an integer, not {_type_of(number)}"

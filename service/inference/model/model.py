@@ -334,7 +334,11 @@ class Model(LoadedModel):
                         )
                     return Embeddings(vectors, rows, seconds)
                 case "tokens":
-                    own = [truncate_and_normalize(part, None, bool(normalize)) for part in result]
+                    # A view would keep the results of all requests of its batch in memory.
+                    own = [
+                        truncate_and_normalize(part, None, True) if normalize else part.copy()
+                        for part in result
+                    ]
                     return TokenEmbeddings(own, rows, seconds)
                 case "sparse":
                     width = self.artifact.manifest.vocab_size

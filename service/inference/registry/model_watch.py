@@ -14,8 +14,11 @@ from service.inference.registry.served_models import ModelSpec
 
 log = logging.getLogger("vitrine")
 
-# Name, modification time in ns, inode and size of each file of an artifact.
+# Path, modification time in ns, inode and size of each file and folder of an artifact.
 _Signature = frozenset[tuple[str, int, int, int]]
+# Folder of an artifact and name of the model, or None for the artifact's own name: several models
+# can have the same artifact, such as in two precisions.
+_Key = tuple[Path, str | None]
 
 
 class ModelWatch:
@@ -32,18 +35,18 @@ class ModelWatch:
     def __init__(self, registry: ModelRegistry, find: Callable[[], Sequence[ModelSpec]]) -> None:
         self._registry = registry
         self._find = find
-        self._seen: dict[Path, _Signature] = {}
-        self._names: dict[Path, str] = {}
-        self._missing: set[Path] = set()
+        self._seen: dict[_Key, _Signature] = {}
+        self._names: dict[_Key, str] = {}
+        self._missing: set[_Key] = set()
         self._scanning = asyncio.Lock()
 
     async def open(self) -> None:
         """Open the registry, whose artifacts count as seen."""
         specs = await asyncio.to_thread(self._find)
         # Before they are read, so that a later change is noticed.
-        self._seen = {spec.path: _signature(spec.path) for spec in specs if spec.path.is_dir()}
-        await self._registry.open(specs)
-        self._names = {status.path: status.name for status in self._registry.statuses()}
+        self._seen = {_key(spec): _signature(spec.path) for spec in specs if spec.path.is_dir()}
+        names = await self._registry.open(specs)
+        self._names = dict(zip(map(_key, specs), names, strict=True))
 
     async def scan(self, *, is_patient: bool = False) -> None:
         """Load new and changed artifacts, and unload models whose artifact is gone.
@@ -54,17 +57,17 @@ class ModelWatch:
         """
         async with self._scanning:
             try:
-                specs = {spec.path: spec for spec in await asyncio.to_thread(self._find)}
+                specs = {_key(spec): spec for spec in await asyncio.to_thread(self._find)}
             except (ArtifactError, OSError, ValueError) as error:
                 log.error("cannot read the artifacts: %s", error)
                 return
             # First, because loads take time, in which artifacts may return.
             missing = self._names.keys() - specs.keys()
-            for path in missing & self._missing if is_patient else missing:
-                await self._remove(path)
+            for key in missing & self._missing if is_patient else missing:
+                await self._remove(key)
             self._missing = missing
-            for path, spec in specs.items():
-                await self._update(path, spec)
+            for key, spec in specs.items():
+                await self._update(key, spec)
 
     async def run(self, every_s: float) -> None:
         """Scan until cancelled, with a pause between scans.
@@ -76,17 +79,18 @@ class ModelWatch:
             await asyncio.sleep(every_s)
             await self.scan(is_patient=True)
 
-    async def _update(self, path: Path, spec: ModelSpec) -> None:
-        name = self._names.get(path, spec.options.name)
+    async def _update(self, key: _Key, spec: ModelSpec) -> None:
+        path = spec.path
+        name = self._names.get(key, spec.options.name)
         try:
             signature = _signature(path)
-            if self._seen.get(path) == signature:
+            if self._seen.get(key) == signature:
                 return
-            self._seen[path] = signature
+            self._seen[key] = signature
             named = replace(spec, options=replace(spec.options, name=name))
             model = await self._registry.update(named)
         except FileNotFoundError:
-            if self._seen.pop(path, None) is not None:
+            if self._seen.pop(key, None) is not None:
                 log.error("the artifact %s is gone; its model stays in service", path)
             return
         except (ArtifactError, EngineError, OSError, ValueError) as error:
@@ -101,17 +105,17 @@ class ModelWatch:
             log.exception("cannot load %s", path)
             return
         if model is not None:
-            self._names[path] = model.name
+            self._names[key] = model.name
             log.info("serving version %s of the model %s", model.version, model.name)
         elif name is not None:
-            self._names[path] = name
+            self._names[key] = name
             log.info("the next request for the model %s loads its new artifact", name)
 
-    async def _remove(self, path: Path) -> None:
-        name = self._names.pop(path)
-        self._seen.pop(path, None)
+    async def _remove(self, key: _Key) -> None:
+        name = self._names.pop(key)
+        self._seen.pop(key, None)
         try:
-            if not await self._registry.unload(name, path):
+            if not await self._registry.unload(name, key[0]):
                 return  # deleted, or replaced by an artifact elsewhere
         except VitrineError as error:
             log.error("cannot unload the model %s: %s", name, error)
@@ -119,8 +123,13 @@ class ModelWatch:
         log.info("stopped serving the model %s, whose artifact is gone", name)
 
 
+def _key(spec: ModelSpec) -> _Key:
+    return spec.path, spec.options.name
+
+
 def _signature(path: Path) -> _Signature:
-    states = {file.name: file.stat() for file in path.iterdir()}
+    files = [file for entry in path.iterdir() for file in (entry, *entry.rglob("*"))]
+    states = {str(file.relative_to(path)): file.lstat() for file in files}
     return frozenset(
         (name, state.st_mtime_ns, state.st_ino, state.st_size) for name, state in states.items()
     )

@@ -85,11 +85,14 @@ class ModelRegistry:
         self._is_open = False
         self._clock = clock or Clock()
 
-    async def open(self, specs: Sequence[ModelSpec]) -> None:
+    async def open(self, specs: Sequence[ModelSpec]) -> list[str]:
         """Load the models, in their order; with a memory budget, as many as fit.
 
         Args:
             specs: See `register`.
+
+        Returns:
+            The name of each model.
 
         Raises:
             ArtifactError: An artifact was modified after its export.
@@ -97,17 +100,21 @@ class ModelRegistry:
             Exception: Any error of `register`, under the same conditions.
         """
         async with self._changing:
-            await self.register(specs)
+            names = await self.register(specs)
             for entry in tuple(self._entries.values()):
                 if self._memory.fits(entry.size):
                     self._memory.serve(entry, await self._memory.load(entry))
         self._is_open = True
+        return names
 
-    async def register(self, specs: Sequence[ModelSpec]) -> None:
+    async def register(self, specs: Sequence[ModelSpec]) -> list[str]:
         """Read the manifests of the models and check their names, without loading the models.
 
         Args:
             specs: Models to serve. Without `options.name`, the name is the artifact's.
+
+        Returns:
+            The name of each model.
 
         Raises:
             ArtifactError: An artifact is incomplete or invalid.
@@ -115,6 +122,7 @@ class ModelRegistry:
             ValueError: A name or alias is invalid, refused by `check_path` or that of two models,
                 the default model is unknown, or a model exceeds the memory budget.
         """
+        names = []
         for spec in specs:
             entry = await self._read(spec)
             if entry.name in self._entries:
@@ -122,12 +130,14 @@ class ModelRegistry:
                     f"two models have the name {entry.name!r}; every name must be unique"
                 )
             self._replace(entry)
+            names.append(entry.name)
         if self._default is not None:
             if self._default not in self._names:
                 raise ValueError(f"the default model {self._default!r} is not a served model")
             self._default = self._names[self._default]
         elif len(self._entries) == 1:
             (self._default,) = self._entries
+        return names
 
     async def close(self) -> None:
         """Close all models, and fail pending calls with `NotReady`."""

@@ -86,7 +86,10 @@ def test_pooled_documents_name_the_vector_of_each_token(
     for client in client_of(artifact):
         pooled = ask(client, "/encode", inputs=TEXTS, prompt_name="document")
         assert "clusters" not in ask(client, "/encode", inputs=TEXTS, prompt_name="query")
+        body = {"inputs": TEXTS, "prompt_name": "document", "output": ["multi"]}
+        listed = ask(client, "/encode", **body)["outputs"]["multi"]
         refused = client.post("/debug/parity", json={})
+    assert listed["clusters"] == pooled["clusters"]
     assert (pooled["ids"], pooled["offsets"]) == (whole["ids"], whole["offsets"])
     for vectors, clusters, ids, own in zip(
         pooled["embeddings"], pooled["clusters"], pooled["ids"], expected, strict=True

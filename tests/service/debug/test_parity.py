@@ -12,7 +12,7 @@ from models.artifact import Artifact, sha256
 from models.export.exporter import export
 from models.export.sources import resolve
 from tests.models.jina_v3 import TASKS, save_with_tokenizer
-from tests.service.debug.conftest import CAT, COSINE, Json, ask, service_of
+from tests.service.debug.conftest import CAT, COSINE, Json, ask, problem_of, service_of
 
 
 def test_parity_of_the_served_graph_and_the_reference_model_passes(client: TestClient) -> None:
@@ -73,6 +73,30 @@ def swap_words(tokenizer: Json) -> None:
 
 def lose_lowercase(tokenizer: Json) -> None:
     tokenizer["normalizer"]["lowercase"] = False
+
+
+@pytest.mark.slow
+def test_gradients_are_never_those_of_an_artifact_that_has_replaced_the_served_one(
+    small_artifact: Artifact, other_artifact: Artifact, tmp_path: Path
+) -> None:
+    folder, moved = tmp_path / "artifact", tmp_path / "moved"
+    shutil.copytree(small_artifact.path, folder)
+    with service_of(Artifact.load(folder)) as client:
+        folder.rename(moved)
+        shutil.copytree(other_artifact.path, folder)
+        for path in ("attribute", "parity"):
+            body = {"text": CAT, "target": COSINE} if path == "attribute" else {}
+            problem = problem_of(client, path, body, 503)
+            assert problem["code"] == "gradients_unavailable"
+            assert "the folder of the served version has another artifact" in problem["detail"]
+        assert client.get("/debug/capabilities").status_code == 503
+        shutil.rmtree(folder)
+        moved.rename(folder)
+        result = ask(client, "attribute", text=CAT, target=COSINE)
+        assert result["parity"]["agrees"]
+        folder.rename(moved)  # the running process has the reference model in memory
+        shutil.copytree(other_artifact.path, folder)
+        assert ask(client, "attribute", text=CAT, target=COSINE)["scores"] == result["scores"]
 
 
 @pytest.mark.slow

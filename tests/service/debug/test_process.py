@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ def send(message):
     sys.stdout.buffer.flush()
 
 send({"outcome": "opened", "layers": {"words": "step"}, "norms": [], "taps": [],
-      "device": "", "torch": "", "op": {}})
+      "device": "", "torch": "", "op": {}, "manifest_sha256": ""})
 while (body := frames.read(stdin)) is not None:
     command = json.loads(json.loads(body)["request"]["text"])
     if hold := command.get("hold"):
@@ -75,7 +76,7 @@ def job(**command: object) -> VjpJob:
     return VjpJob(request=request, rows=[])
 
 
-MANIFESTS: Any = ["first", "second"]
+MANIFESTS: Any = [SimpleNamespace(name=name, sha256="") for name in ("first", "second")]
 ARTIFACT, OTHER = (Artifact(Path("artifact"), manifest) for manifest in MANIFESTS)
 
 
@@ -433,7 +434,7 @@ def test_output_of_libraries_does_not_mix_with_frames_and_encoding_has_priority(
         "        self.start, self.end = os.nice(0), threading.Event()\n"
         "        self.thread = threading.Thread(target=self.end.wait, daemon=True)\n"
         "        self.thread.start()\n"
-        "    def describe(self): return Opened({}, [], '', '', {}, [])\n"
+        "    def describe(self): return Opened({}, [], '', '', {}, [], '')\n"
         "    def run(self, job):\n"
         "        other = os.getpriority(os.PRIO_PROCESS, self.thread.native_id)\n"
         "        nice = {'start': self.start, 'job': os.nice(0), 'other': other}\n"
@@ -530,7 +531,7 @@ async def test_start_does_not_wait_for_a_running_job(tmp_path: Path) -> None:
         task.cancel()
 
 
-@pytest.mark.parametrize("change", [{"path": Path("other")}, {"manifest": "second"}])
+@pytest.mark.parametrize("change", [{"path": Path("other")}, {"manifest": OTHER.manifest}])
 async def test_job_for_another_reference_model_restarts_the_process(change: dict[str, Any]) -> None:
     other = replace(ARTIFACT, **change)
     async with process_of() as process:

@@ -47,6 +47,26 @@ async def test_encode_equals_sentence_transformers(
     assert result.seconds.keys() == {"tokenize", "queue", "infer"}
 
 
+async def test_inputs_that_are_changed_during_a_call_do_not_change_its_results(
+    model: vitrine.Model, small_folder: Path
+) -> None:
+    texts = [f"{word} {number}" for number in range(5) for word in ("cat", "dog")]
+    encoder = SentenceTransformer(str(small_folder), device="cpu")
+    expected = encoder.encode(texts)
+    rows = [encoder.tokenizer(text)["input_ids"] for text in texts]
+    released = threading.Event()
+    asyncio.get_running_loop().set_default_executor(threads := ThreadPoolExecutor(1))
+    threads.submit(released.wait, HANG_S)  # so many inputs are tokenised after it
+    calls = [asyncio.create_task(model.encode(inputs)) for inputs in (texts, rows)]
+    await asyncio.sleep(0)
+    texts.reverse()
+    rows[0].clear()
+    del rows[1:]
+    released.set()
+    for result in await asyncio.gather(*calls):
+        np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-5)
+
+
 def test_synchronous_and_http_results_are_identical(
     sync_model: vitrine.SyncModel, client: TestClient
 ) -> None:
@@ -73,6 +93,15 @@ def test_token_vectors_average_to_the_pooled_vector(sync_model: vitrine.SyncMode
     expected = sync_model.encode(TEXTS, normalize=False).vectors
     actual = [vectors.mean(axis=0) for vectors in tokens.vectors]
     np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+async def test_token_vectors_do_not_keep_those_of_other_calls_in_memory(
+    model: vitrine.Model, normalize: bool
+) -> None:
+    calls = [model.encode_tokens(text, normalize=normalize) for text in TEXTS]
+    results = await asyncio.gather(*calls)  # some share a batch
+    assert [result[0].base for result in results] == [None] * len(TEXTS)
 
 
 def test_synchronous_model_is_shared_by_threads(sync_model: vitrine.SyncModel) -> None:

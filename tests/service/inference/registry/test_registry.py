@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from models.artifact import MANIFEST, Artifact, ArtifactError
+from models.artifact import MANIFEST, SOURCE, Artifact, ArtifactError
 from models.engines import weight_bytes
+from models.identity import identity_of
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
@@ -511,6 +512,65 @@ def two(small_artifact: Artifact, tmp_path: Path) -> Path:
     for name in "ab":
         shutil.copytree(small_artifact.path, tmp_path / name)
     return tmp_path
+
+
+async def test_all_models_of_a_replaced_artifact_are_loaded_again_with_their_own_options(
+    two: Path, other_artifact: Artifact
+) -> None:
+    shared = two / "b"
+    options = {
+        "wide": replace(ONE_THREAD, name="wide", share=3.0),
+        "slow": replace(ONE_THREAD, name="slow", share=0.5),
+        None: ONE_THREAD,  # has the name of the artifact
+    }
+    specs = [
+        ModelSpec(path=shared, aliases=(f"alias of {name}",), options=own)
+        for name, own in options.items()
+    ]
+    registry = ModelRegistry(default="wide")
+    watch = ModelWatch(registry, lambda: specs)
+    await watch.open()
+    try:
+        before = {status.name: status.aliases for status in registry.statuses()}
+        replace_folder(shared, other_artifact)
+        await watch.scan()
+        assert {status.name: status.aliases for status in registry.statuses()} == before
+        for name in before:
+            own = registry.spec_of(name)
+            assert own is not None
+            assert own.options.share == options.get(name, ONE_THREAD).share
+            identity = registry.current(name).identity
+            assert identity == identity_of(other_artifact, "onnxruntime", "float32")
+    finally:
+        await registry.close()
+
+
+async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
+    two: Path, other_artifact: Artifact
+) -> None:
+    async with watched(two) as (registry, watch):
+        shutil.copytree(other_artifact.path, two / "c")
+        nested = two / "c" / SOURCE / "1_Pooling" / "config.json"
+        content = nested.read_bytes()
+        nested.unlink()
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a", "b"]
+        nested.write_bytes(content)
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("parent", [".", SOURCE])
+async def test_broken_link_in_a_new_artifact_is_logged_by_its_name(
+    two: Path, other_artifact: Artifact, caplog: pytest.LogCaptureFixture, parent: str
+) -> None:
+    async with watched(two) as (registry, watch):
+        shutil.copytree(other_artifact.path, two / "c")
+        (two / "c" / parent / "link").symlink_to(two / "nowhere")
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a", "b"]
+        name = Path(parent, "link")
+        assert f"{name} in the artifact c is a symbolic link" in caplog.text
 
 
 async def test_artifact_replaced_while_a_request_loads_its_model_is_served(
