@@ -25,7 +25,8 @@ class ModelWatch:
     """Loads artifacts that are new or have changed, and unloads models whose artifact is gone.
 
     An artifact changes by being replaced: its folder is renamed away, and another one renamed to
-    its place. A version that cannot be loaded is logged and tried again when it changes.
+    its place. A version that cannot be loaded is logged, and tried again when it changes or at the
+    next scan that is not patient.
 
     Args:
         registry: The served models.
@@ -38,6 +39,7 @@ class ModelWatch:
         self._seen: dict[_Key, _Signature] = {}
         self._names: dict[_Key, str] = {}
         self._missing: set[_Key] = set()
+        self._failed: set[_Key] = set()
         self._scanning = asyncio.Lock()
 
     async def open(self) -> None:
@@ -52,8 +54,9 @@ class ModelWatch:
         """Load new and changed artifacts, and unload models whose artifact is gone.
 
         Args:
-            is_patient: Whether an artifact is gone only if the previous scan missed it too. It may
-                be missing for a moment while another one takes its place.
+            is_patient: Whether an artifact is gone only if the previous scan missed it too, and one
+                that could not be loaded is tried again only when it has changed. It may be missing
+                for a moment while another one takes its place.
         """
         async with self._scanning:
             try:
@@ -66,6 +69,9 @@ class ModelWatch:
             for key in missing & self._missing if is_patient else missing:
                 await self._remove(key)
             self._missing = missing
+            if not is_patient:
+                for key in self._failed:
+                    self._seen.pop(key, None)
             for key, spec in specs.items():
                 await self._update(key, spec)
 
@@ -87,8 +93,10 @@ class ModelWatch:
             if self._seen.get(key) == signature:
                 return
             self._seen[key] = signature
+            self._failed.add(key)
             named = replace(spec, options=replace(spec.options, name=name))
             model = await self._registry.update(named)
+            self._failed.discard(key)
         except FileNotFoundError:
             if self._seen.pop(key, None) is not None:
                 log.error("the artifact %s is gone; its model stays in service", path)

@@ -1,6 +1,7 @@
 """The registry of models: names, leases, swaps, loads on demand and the memory budget."""
 
 import asyncio
+import errno
 import gc
 import os
 import random
@@ -543,6 +544,23 @@ async def test_all_models_of_a_replaced_artifact_are_loaded_again_with_their_own
             assert identity == identity_of(other_artifact, "onnxruntime", "float32")
     finally:
         await registry.close()
+
+
+async def test_artifact_that_could_not_be_loaded_is_tried_again_by_a_scan_that_is_not_patient(
+    two: Path, other_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object, **__: object) -> Model:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with watched(two) as (registry, watch):
+        shutil.copytree(other_artifact.path, two / "c")
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "open_model", fail)
+            await watch.scan(is_patient=True)
+        await watch.scan(is_patient=True)
+        assert registry.spec_of("c") is None
+        await watch.scan()
+        assert registry.current("c").name == "c"
 
 
 async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
