@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.printable import printable
 from service.bulk.parts import native_file
 from service.evaluation.comparison import TOP, Evaluated
 from service.inference.errors import VitrineError
@@ -96,7 +97,7 @@ def summary(comparison: Mapping[str, Any], new: Evaluated) -> Iterator[str]:
 
 
 def _title(old: Evaluated, new: Evaluated) -> str:
-    return escape(f"{old.folder.name} and {new.folder.name}")
+    return escape(printable(f"{old.folder.absolute().name} and {new.folder.absolute().name}"))
 
 
 def _table(header: Sequence[str], rows: Sequence[_Row]) -> str:
