@@ -65,8 +65,9 @@ def _add_key(parser: argparse.ArgumentParser, description: str) -> None:
 
 def _print(program: str, run: Callable[[], str]) -> int:
     try:
-        print(run())
+        text = run()
     except (ArtifactError, OSError) as error:
         print(printable(f"{program}: {error}"), file=sys.stderr)
         return 1
+    print(text)
     return 0

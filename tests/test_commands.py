@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from models.artifact import Artifact
 from service import commands as commands_of_vitrine
 from service.__main__ import parse
 from service.commands import COMMANDS as VERBS
@@ -158,6 +159,17 @@ def test_command_ends_without_a_traceback_if_nobody_reads_its_output(
     with open(writer, "w") as output:
         monkeypatch.setattr(sys, "stdout", output)
         assert commands_of_vitrine.main(["bom", "model"]) == 1
+
+
+def test_bill_of_materials_that_nobody_reads_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], small_artifact: Artifact
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as output:  # as of one that is larger than the buffer
+        monkeypatch.setattr(sys, "stdout", output)
+        assert commands_of_vitrine.main(["bom", str(small_artifact.path)]) == 1
+    assert capfd.readouterr().err == ""
 
 
 def test_pipe_other_than_the_output_that_breaks_is_no_quiet_end(

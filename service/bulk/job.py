@@ -104,7 +104,7 @@ def writing(folder: Path) -> Iterator[None]:
     """Turn the errors of writing to the output folder into a `BulkError`."""
     try:
         yield
-    except (OSError, UnicodeError, pa.ArrowException) as error:  # pyarrow takes names in UTF-8
+    except (OSError, UnicodeError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or error
         raise BulkError(
             f"{folder} cannot be written: {reason}; start again when the cause is gone"

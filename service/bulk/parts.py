@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import orjson
@@ -24,6 +24,15 @@ _BUFFER_BYTES = 4 * 2**20
 _VECTORS = "embedding"
 
 
+def native_file(path: Path, mode: Literal["rb", "wb"] = "rb") -> pa.OSFile:
+    """Open a file for pyarrow.
+
+    It would take the name `run:2` for a URI, and `~` for the home directory, and fail at names that
+    are not UTF-8.
+    """
+    return pa.OSFile(os.fsencode(path), mode)
+
+
 class Writer(Protocol):
     """Writes rows to the files of a part."""
 
@@ -38,8 +47,9 @@ class _ParquetWriter:
     """Writes each batch of rows as a row group of a Parquet file."""
 
     def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
+        self._file = native_file(files[0], "wb")
         self._writer = pq.ParquetWriter(
-            files[0],
+            self._file,
             schema,
             compression="zstd",
             compression_level=1,
@@ -53,6 +63,7 @@ class _ParquetWriter:
 
     def close(self) -> None:
         self._writer.close()
+        self._file.close()
 
 
 class _JsonWriter:
@@ -134,10 +145,10 @@ def _as_text(value: object) -> str:
 
 
 def _join_parquet(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:
-    schema = pq.read_schema(parts[0][0])
+    schema = pq.read_schema(native_file(parts[0][0]))
     writer = _ParquetWriter(files, schema)
     for (part,) in parts:
-        file = pq.ParquetFile(part)
+        file = pq.ParquetFile(native_file(part))
         for group in range(file.num_row_groups):
             for rows in file.read_row_group(group).to_batches():
                 writer.add(rows)

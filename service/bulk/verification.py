@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from service.bulk.journal import Journal
 from service.bulk.opening import OpenJob
 from service.bulk.options import HIGHLIGHTS, ROW, BulkError, rows_of_part
+from service.bulk.parts import native_file
 from service.bulk.texts import records_of
 
 # Largest difference between a row of the output and the same record alone: 1 - cosine of vectors,
@@ -85,7 +86,7 @@ def _stored(folder: Path, journal: Journal, rows: Iterable[int]) -> dict[int, di
     chosen = pa.array(sorted(rows), pa.int64())
     stored: dict[int, dict[str, object]] = {}
     for name in names:
-        file = pq.ParquetFile(folder / name)
+        file = pq.ParquetFile(native_file(folder / name))
         for group in range(file.num_row_groups):
             is_chosen = pc.is_in(file.read_row_group(group, [ROW])[ROW], chosen)
             if pc.any(is_chosen).as_py():

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from service.bulk.options import BulkError, BulkOptions, OptionError
+from service.bulk.parts import native_file
 from service.bulk.readers import Block, json_objects
 from service.bulk.sources import Source, open_source, reading
 from service.bulk.texts import copied_array, items_of
@@ -127,7 +128,7 @@ def _write_known_items(count: int, documents: Path, target: Path, corpus_sha256:
     chance = random.Random(0)  # noqa: S311
     items: list[tuple[str, str]] = []
     eligible = 0
-    for batch in pq.ParquetFile(documents).iter_batches():
+    for batch in pq.ParquetFile(native_file(documents)).iter_batches():
         for own, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             bounds = pairwise([0, *sentence_starts(text), len(text)])
             sentences = [" ".join(text[start:end].split()) for start, end in bounds]
@@ -163,12 +164,12 @@ def _written(target: Path, content: str, columns: Iterable[list[list[str]]]) -> 
     schema = _SCHEMA.with_metadata({CONTENT: content})
     if not target.exists():
         partial = target.with_name(f".{target.name}.partial")
-        with pq.ParquetWriter(partial, schema) as writer:
+        with native_file(partial, "wb") as file, pq.ParquetWriter(file, schema) as writer:
             for block in columns:
                 writer.write_batch(pa.record_batch(block, schema))
         partial.rename(target)
     with reading(str(target)):  # a file of an earlier run
-        table = pq.ParquetFile(target).read(["id"])
+        table = pq.ParquetFile(native_file(target)).read(["id"])
     if (table.schema.metadata or {}).get(CONTENT) != content.encode():
         raise OptionError(f"{target} has other texts than those given; choose another folder")
     ids: list[str] = table.column(0).to_pylist()
@@ -358,7 +359,7 @@ def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
     """Yield the number and the fields of each judgement."""
     if path.suffix == ".parquet":
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]  # as Spark writes it
-        table = pa.concat_tables([pq.ParquetFile(file).read() for file in files])
+        table = pa.concat_tables([pq.ParquetFile(native_file(file)).read() for file in files])
         if missing := set(_JUDGEMENT_COLUMNS) - set(table.column_names):
             raise OptionError(f"{path} has no column {min(missing)!r}")
         rows = zip(*(table.column(name).to_pylist() for name in _JUDGEMENT_COLUMNS), strict=True)

@@ -29,7 +29,7 @@ from models.quantization import OutputDtype, read_calibration
 from service.bulk.job import encode_files, writing
 from service.bulk.opening import checked_kind
 from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
-from service.bulk.parts import METADATA
+from service.bulk.parts import METADATA, native_file
 from service.bulk.progress import Progress
 from service.bulk.sources import reading
 from service.evaluation.collection import CollectionFiles, JudgedTexts, read_collection
@@ -254,12 +254,12 @@ def _write_pairs(options: EvaluationOptions, texts: JudgedTexts, rankings: Ranki
     schema = _PAIRS.with_metadata({_RANKINGS: own})
     if not target.exists():
         partial = target.with_name(f".{target.name}.partial")
-        with pq.ParquetWriter(partial, schema) as writer:
+        with native_file(partial, "wb") as file, pq.ParquetWriter(file, schema) as writer:
             for columns in _pairs(texts, best):
                 writer.write_batch(pa.record_batch(columns, schema))
         partial.rename(target)
     with reading(str(target)):  # a file of an earlier run
-        written = pq.read_schema(target)
+        written = pq.read_schema(native_file(target))
     if (written.metadata or {}).get(_RANKINGS) != own.encode():
         raise OptionError(f"{target} is of other rankings; choose another folder")
 
@@ -269,9 +269,9 @@ def _pairs(texts: JudgedTexts, best: dict[str, list[str]]) -> Iterator[list[list
     for query, documents in best.items():
         for document in documents:
             queries_of.setdefault(document, []).append(query)
-    table = pq.ParquetFile(texts.queries).read()
+    table = pq.ParquetFile(native_file(texts.queries)).read()
     query_texts = dict(zip(*(column.to_pylist() for column in table.columns), strict=True))
-    for batch in pq.ParquetFile(texts.documents).iter_batches(_BLOCK_ROWS):
+    for batch in pq.ParquetFile(native_file(texts.documents)).iter_batches(_BLOCK_ROWS):
         rows = zip(*(column.to_pylist() for column in batch.columns), strict=True)
         pairs = [
             (query, document, query_texts[query], text)
@@ -286,7 +286,7 @@ def _reranked(folder: Path, rankings: Rankings) -> Rankings:
     """Return the rankings by the scores of pairs; other documents follow in their order."""
     scores: dict[str, dict[str, float]] = {query: {} for query in rankings}
     for path in sorted(folder.glob("part-*.parquet")):
-        table = pq.ParquetFile(path).read(["query_id", "document_id", "score"])
+        table = pq.ParquetFile(native_file(path)).read(["query_id", "document_id", "score"])
         table = table.filter(pc.is_valid(table.column("score")))
         for query, document, score in zip(*(c.to_pylist() for c in table.columns), strict=True):
             scores[query][document] = score
@@ -332,8 +332,9 @@ def _description(texts: JudgedTexts) -> dict[str, object]:
 def _job_description(folder: Path, job: Job) -> dict[str, object]:
     """Return the settings of a bulk job, which its files have, and the number of its errors."""
     parts = sorted(folder.glob("part-*.parquet"))
-    settings: dict[str, object] = orjson.loads(pq.read_schema(parts[0]).metadata[METADATA])
-    errors = [pq.ParquetFile(path).read(["error"]).column(0) for path in parts]
+    metadata = pq.read_schema(native_file(parts[0])).metadata
+    settings: dict[str, object] = orjson.loads(metadata[METADATA])
+    errors = [pq.ParquetFile(native_file(path)).read(["error"]).column(0) for path in parts]
     settings["errors"] = sum(len(column) - column.null_count for column in errors)
     if isinstance(job, BulkOptions):
         settings["artifact"] = str(job.model.absolute())

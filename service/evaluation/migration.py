@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from models.artifact import Artifact, ArtifactError, SimilarityName
 from models.identity import identity_of
 from service.bulk.options import ERROR, ROW, OptionError
+from service.bulk.parts import native_file
 from service.evaluation.comparison import Evaluated
 from service.evaluation.maps import Map, Matrix, fit_maps
 from service.evaluation.measures import means, measure, parse_measures
@@ -181,7 +182,8 @@ def _similarity(artifact: Artifact) -> SimilarityName:
 
 
 def _ids(own: Evaluated, name: str) -> list[str]:
-    ids: list[str] = pq.ParquetFile(own.folder / f"{name}.parquet").read(["id"])[0].to_pylist()
+    file = pq.ParquetFile(native_file(own.folder / f"{name}.parquet"))
+    ids: list[str] = file.read(["id"])[0].to_pylist()
     return ids
 
 
@@ -216,7 +218,7 @@ def _write_mapped(source: Path, folder: Path, map_: Map, normalizes: bool) -> No
     """Write the vectors of queries in the other space, as a bulk job writes vectors."""
     folder.mkdir()
     for path in sorted(source.glob("part-*.parquet")):
-        table = pq.ParquetFile(path).read([ROW, "embedding", ERROR]).combine_chunks()
+        table = pq.ParquetFile(native_file(path)).read([ROW, "embedding", ERROR]).combine_chunks()
         valid = table.filter(table[ERROR].is_null())
         column = valid["embedding"].combine_chunks()
         mapped = map_(column.flatten().to_numpy().reshape(len(valid), column.type.list_size))
@@ -225,7 +227,8 @@ def _write_mapped(source: Path, folder: Path, map_: Map, normalizes: bool) -> No
         flat = pa.array(mapped.astype(np.float32).reshape(-1))
         own = pa.FixedSizeListArray.from_arrays(flat, mapped.shape[1])
         written = pa.table({ROW: valid[ROW], "embedding": own, ERROR: valid[ERROR]})
-        pq.write_table(written, folder / path.name)
+        with native_file(folder / path.name, "wb") as file:
+            pq.write_table(written, file)
 
 
 def _select(queries: Sequence[str], rankings: Rankings) -> Rankings:

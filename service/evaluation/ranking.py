@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from models.artifact import SimilarityName
 from models.quantization import DTYPES
 from service.bulk.options import ERROR, ROW, Kind
+from service.bulk.parts import native_file
 from service.inference.results.quantization import Quantizer
 from service.inference.results.scores import (
     Scores,
@@ -50,7 +51,7 @@ class VectorFiles:
     def blocks(self, rows: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows without an error, at most as many as `rows` at once."""
         for path in sorted(self.folder.glob("part-*.parquet")):
-            for batch in pq.ParquetFile(path).iter_batches(rows, use_threads=False):
+            for batch in pq.ParquetFile(native_file(path)).iter_batches(rows, use_threads=False):
                 errors = batch.column(ERROR)
                 if errors.null_count < len(batch):
                     batch = batch.filter(pc.is_null(errors))

@@ -12,6 +12,8 @@ import pyarrow.parquet as pq
 
 from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.printable import printable
+from service.bulk.parts import native_file
 from service.evaluation.comparison import TOP, Evaluated
 from service.inference.errors import VitrineError
 from service.inference.explain.options import Deletion
@@ -95,7 +97,7 @@ def summary(comparison: Mapping[str, Any], new: Evaluated) -> Iterator[str]:
 
 
 def _title(old: Evaluated, new: Evaluated) -> str:
-    return escape(f"{old.folder.name} and {new.folder.name}")
+    return escape(printable(f"{old.folder.absolute().name} and {new.folder.absolute().name}"))
 
 
 def _table(header: Sequence[str], rows: Sequence[_Row]) -> str:
@@ -115,7 +117,7 @@ def _row(row: _Row) -> str:
 def _texts(path: Path, ids: set[str]) -> dict[str, str]:
     chosen_ids = pa.array(sorted(ids), pa.string())
     texts: dict[str, str] = {}
-    for batch in pq.ParquetFile(path).iter_batches(_BLOCK_ROWS):
+    for batch in pq.ParquetFile(native_file(path)).iter_batches(_BLOCK_ROWS):
         chosen = batch.filter(pc.is_in(batch.column("id"), chosen_ids))
         texts.update(zip(*(column.to_pylist() for column in chosen.columns), strict=True))
     return texts

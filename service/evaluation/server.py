@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from service.bulk.options import ERROR, ROW, BulkError, OptionError
-from service.bulk.parts import METADATA
+from service.bulk.parts import METADATA, native_file
 from service.evaluation.collection import CONTENT
 
 ContractName = Literal["vitrine", "openai", "tei"]
@@ -109,7 +109,7 @@ async def encode_on_server(job: ServerJob, texts: Path, output: Path, stop: asyn
         OptionError: The folder has the output of another job.
         BulkError: The server does not answer, or answers something else than vectors.
     """
-    file = pq.ParquetFile(texts)
+    file = pq.ParquetFile(native_file(texts))
     content = {**job.settings, "texts": file.schema_arrow.metadata[CONTENT].decode()}
     await asyncio.to_thread(output.mkdir, parents=True, exist_ok=True)
     try:
@@ -125,7 +125,7 @@ async def encode_on_server(job: ServerJob, texts: Path, output: Path, stop: asyn
             if not await asyncio.to_thread(part.exists):
                 rows = await server.encode(batch.column(0).to_pylist(), first)
                 await asyncio.to_thread(_write, part, rows, {**content, "version": server.version})
-            known = orjson.loads(pq.read_schema(part).metadata[METADATA])
+            known = orjson.loads(pq.read_schema(native_file(part)).metadata[METADATA])
             server.check(known.pop("version"), part)
             if known != content:
                 raise OptionError(f"{output} has vectors of another server or of other texts")
@@ -138,7 +138,8 @@ async def encode_on_server(job: ServerJob, texts: Path, output: Path, stop: asyn
 def _write(part: Path, rows: pa.RecordBatch, content: Mapping[str, object]) -> None:
     schema = rows.schema.with_metadata({METADATA: orjson.dumps(content)})
     partial = part.with_name(f".{part.name}.partial")
-    pq.write_table(pa.Table.from_batches([rows]).cast(schema), partial)
+    with native_file(partial, "wb") as file:
+        pq.write_table(pa.Table.from_batches([rows]).cast(schema), file)
     partial.rename(part)
 
 

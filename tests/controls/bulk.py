@@ -27,8 +27,8 @@ GUARDS = (
     ),
     Guard(
         "service/evaluation/evaluation.py",
-        'pq.ParquetFile(path).read(["error"])',
-        'pq.read_table(path, columns=["error"])',
+        'pq.ParquetFile(native_file(path)).read(["error"])',
+        'pq.read_table(native_file(path), columns=["error"])',
         f"{_E}test_evaluation.py::"
         "test_evaluation_without_a_comparison_imports_no_package_that_it_does_not_need",
     ),

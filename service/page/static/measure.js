@@ -6,15 +6,19 @@ import { ask } from "./request.js";
 // Return rows of a name, and the result before and after.
 export function measure(before, after, model, name, key, signal) {
   const post = (path, body) => ask(path, body, key, signal);
-  return model.kind === "classifier" ? labels(before, after, post) : scores(before, after, model, name, post);
+  return model.kind === "classifier" ? labels(before, after, name, post) : scores(before, after, model, name, post);
 }
 
-async function labels(before, after, post) {
+const MOST_LABELS = 5;
+
+// The best labels, and the explained one.
+async function labels(before, after, explained, post) {
   const [first, second] = await Promise.all([before, after].map(async (texts) => (await post("classify", classifyBody(texts))).labels[0]));
-  const later = Object.fromEntries(second.map(({ label, score }) => [label, score]));
+  const later = Map.groupBy(second, ({ label }) => label); // several labels can have one name
+  const rows = first.map(({ label, score }) => ({ name: `score of ${label}`, before: score, after: later.get(label).shift().score }));
   return [
     { name: "predicted label", before: first[0].label, after: second[0].label },
-    ...first.slice(0, 5).map(({ label, score }) => ({ name: `score of ${label}`, before: score, after: later[label] })),
+    ...rows.filter(({ name }, index) => index < MOST_LABELS || name === explained),
   ];
 }
 

@@ -39,13 +39,16 @@ function isJson(line) {
   }
 }
 
+// JSON whose ids are texts: numbers of 17 digits and more would be rounded. Older browsers give no source of a number.
+const parsed = (json) => JSON.parse(json, (name, value, context) => (name === "id" && typeof value === "number" ? (context?.source ?? value) : value));
+
 function readJsonLines(text) {
   return text.split("\n").flatMap((line, index) => {
     if (!line.trim()) return [];
     const place = `line ${index + 1} of the passages`;
     let value;
     try {
-      value = JSON.parse(line);
+      value = parsed(line);
     } catch {
       throw problem(`${place} is not JSON`);
     }
@@ -74,7 +77,7 @@ function readRows(text) {
 }
 
 // Fields that change scores, and that this view does not send.
-const REFUSED = ["max_tokens_per_query", "max_tokens_per_doc"];
+const REFUSED = ["instruction", "max_tokens_per_query", "max_tokens_per_doc"];
 // Parts of `chunking` that it sends.
 const CHUNKING = ["size", "overlap"];
 
@@ -82,7 +85,7 @@ const CHUNKING = ["size", "overlap"];
 export function readRequest(json) {
   let body;
   try {
-    body = JSON.parse(json);
+    body = parsed(json);
   } catch {
     throw problem("the request in the URL is not JSON");
   }

@@ -65,7 +65,8 @@ export function byText(units) {
 }
 
 export function largest(scores) {
-  return Math.max(0, ...scores.filter(Number.isFinite).map(Math.abs));
+  // Pairs of words are more numbers than a call may have arguments.
+  return scores.reduce((most, score) => (Number.isFinite(score) ? Math.max(most, Math.abs(score)) : most), 0);
 }
 
 // A row of chips, which is one tab stop. `paint(scores, scale, isSigned)` colours them. `select` is

@@ -131,6 +131,22 @@ def test_command_compares_and_explains_the_documents_that_moved(
     assert report.count("The new model, by its scores") == 5
 
 
+def test_report_names_folders_of_any_name(
+    run: Evaluate,
+    collection: Path,
+    small_artifact: Artifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (old := tmp_path / os.fsdecode(b"\xe9")).mkdir()
+    run(output=old)
+    monkeypatch.chdir(old)
+    arguments = ["--beir", str(collection), "--threads", "2", "--model", str(small_artifact.path)]
+    assert main([str(tmp_path / "new"), *arguments, "--against", "."]) == 0
+    report = (tmp_path / "new" / "comparison.html").read_text()
+    assert "<title>\\udce9 and new</title>" in report
+
+
 @pytest.mark.parametrize("option", ["--query-prompt", "--document-prompt"])
 def test_scores_of_other_prompts_than_those_of_scores_are_not_explained(
     run: Evaluate, collection: Path, calibrated_artifact: Artifact, tmp_path: Path, option: str

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -313,6 +314,24 @@ def test_documents_are_those_of_all_files_of_a_folder(
     (folder / "b.jsonl").write_text("".join(lines[71:]))
     with pytest.raises(OptionError, match="has other texts than those given"):
         run(files=files)
+
+
+@pytest.mark.parametrize("name", ["run:2", "~", os.fsdecode(b"\xe9")])
+def test_folder_may_have_any_name(
+    run: Evaluate,
+    small_words: Path,
+    reranker: Artifact,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """pyarrow takes the first for a URI and the second for a home directory."""
+    monkeypatch.chdir(tmp_path)
+    results = [
+        run(folder=small_words, rerank_with=reranker.path, output=Path(output) / "vectors")
+        for output in (name, name, "other")
+    ]
+    assert results[0] == results[1] == results[2]
 
 
 def test_second_run_keeps_what_the_first_has_written(run: Evaluate, tmp_path: Path) -> None:

@@ -107,3 +107,15 @@ def test_service_with_one_model_has_nothing_to_compare(browser: Browser, url: st
     assert "To compare two, serve both" in find(page, "#one-model").text
     assert not find(page, "#compare .go").is_enabled()
     assert not find(page, "[name=other]").is_displayed()
+
+
+@pytest.mark.parametrize("other", ["sparse", "multi"])
+def test_model_without_vectors_of_texts_is_not_compared(
+    browser: Browser, plain_url: str, other: str
+) -> None:
+    address = f"{plain_url}/debug?model=embedding#tab=compare&other={other}"
+    page = open_page(browser, address, has_gradients=False)
+    until(lambda: find(page, "#compare .go").is_enabled())
+    type_text(page, "compare-texts", "w5 w6\nw7\nw8 w9")
+    shown = run(page, "compare")
+    assert shown == f"The model {other} has no vectors of whole texts, which this view compares."

@@ -441,6 +441,40 @@ def test_edited_text_moves_score_rank_and_labels(browser: Browser, plain_url: st
         assert value == pytest.approx(label["score"], abs=TOLERANCE)
 
 
+def test_edited_text_moves_the_explained_label_and_labels_of_one_name(
+    browser: Browser, plain_url: str
+) -> None:
+    page = opened(browser, plain_url, "classifier")
+    before = [("a", 0.3), ("b", 0.2), ("a", 0.15), ("c", 0.1), ("d", 0.09), ("e", 0.08)]
+    before.append(("f", 0.07))
+    after = [("f", 0.4), ("a", 0.3), ("e", 0.1), ("d", 0.09), ("c", 0.05), ("b", 0.04)]
+    after.append(("a", 0.02))
+    responses = [
+        {"labels": [[{"label": label, "score": score} for label, score in labels]]}
+        for labels in (before, after)
+    ]
+    rows = page.execute_script(
+        "const [before, after] = arguments[0].map((own) => Response.json(own));"
+        "const { fetch } = window;"
+        "window.fetch = async (_, { body }) => (body.includes('edited') ? after : before);"
+        "const [text, edited] = ['text', 'edited'].map((a) => ({ a, b: '' }));"
+        "return import('./debug/assets/measure.js').then(({measure}) =>"
+        " measure(text, edited, {kind: 'classifier'}, 'score of f', ''))"
+        ".finally(() => { window.fetch = fetch; })",
+        responses,
+    )
+    moved = [(row["name"], row["before"], row["after"]) for row in rows]
+    assert moved == [
+        ("predicted label", "a", "f"),
+        ("score of a", 0.3, 0.3),
+        ("score of b", 0.2, 0.04),
+        ("score of a", 0.15, 0.02),
+        ("score of c", 0.1, 0.05),
+        ("score of d", 0.09, 0.09),
+        ("score of f", 0.07, 0.4),
+    ]
+
+
 def test_reading_compares_with_unrelated_texts(browser: Browser, plain_url: str) -> None:
     page = opened(browser, plain_url, "embedding")
     unrelated = page.execute_script(

@@ -528,6 +528,7 @@ def test_other_model_has_its_own_scores(browser: Browser, url_of_both: str) -> N
     [
         ("one\n\ntwo\nlines\n \n\nthree", [("one", None), ("two\nlines", None), ("three", None)]),
         ('"one"\n{"text": "two\\n\\n", "id": 7}', [("one", None), ("two\n\n", "7")]),
+        ('{"text": "one", "id": 1234567890123456789}', [("one", "1234567890123456789")]),
         (
             '{"passage": "a"}\n{"document": "b"}\n{"content": "c"}',
             [("a", None), ("b", None), ("c", None)],
@@ -645,6 +646,10 @@ def test_url_with_a_wrong_request_says_so(browser: Browser, plain_url: str) -> N
         (
             {"query": "a", "chunking": {"strategy": "sentences", "late": True}, "top_n": 1},
             "the request in the URL has chunking.strategy and chunking.late, without which",
+        ),
+        (
+            {"query": "a", "instruction": "Is it about cats?"},
+            "the request in the URL has instruction, without which",
         ),
     ],
 )

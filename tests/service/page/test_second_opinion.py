@@ -330,6 +330,16 @@ def test_pairs_of_words_have_the_contributions_of_the_route(page: Browser, url: 
         assert shown[CAT[unit["start"] : unit["end"]]] == pytest.approx(expected, abs=1e-6)
 
 
+def test_colours_of_many_pairs_have_the_scale_of_the_largest(page: Browser) -> None:
+    """A pair of texts of 510 words, as many as models with 512 positions read."""
+    values = np.random.default_rng(0).normal(size=510 * 510)
+    largest = page.execute_script(
+        "return import('./debug/assets/tokens.js').then(({largest}) => largest(arguments[0]))",
+        values.tolist(),
+    )
+    assert largest == np.abs(values).max()
+
+
 def test_ranked_pairs_are_sorted_by_a_click_on_a_heading(page: Browser, url: str) -> None:
     second_opinion(page)
     rows = cells(page, "Top 12 of")
