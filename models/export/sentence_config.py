@@ -410,6 +410,11 @@ def read_prompts(
     """
     name = MODEL_CONFIG
     config = folder.json(name, dict, {})
+    if task.library_class and config.get("model_type", task.library_class) is None:
+        # sentence-transformers then ignores modules.json.
+        raise CheckpointError(
+            f"{name}: model_type is null; set it to {task.library_class!r}, or remove it"
+        )
     if multi is None or not multi.is_pylate:
         check_defaults(config, {"model_type": task.library_class, "max_active_dims": None}, name)
     own = config.get("prompts") or {} if multi is None else multi.prompts

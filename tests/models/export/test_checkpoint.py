@@ -550,6 +550,18 @@ def test_unsupported_sentence_config_raises_with_the_field_name(
         load(tmp_path)
 
 
+def test_null_model_type_with_which_modules_have_no_effect_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
+    write_json(tmp_path / "config_sentence_transformers.json", {"model_type": None})
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    assert reference[1].pooling_mode == "mean"
+    with pytest.raises(CheckpointError, match="model_type is null; set it to 'SentenceTransfo"):
+        load(tmp_path)
+
+
 def test_normalize_module_of_another_input_is_rejected(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1"), ("Normalize", "2"))
