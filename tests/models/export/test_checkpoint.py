@@ -74,13 +74,18 @@ def test_tensor_names_with_the_prefix_of_a_wrapper_load(wrapper: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("architecture", "pooling"), [("Qwen3ForCausalLM", "last"), ("Qwen3Model", "mean")]
+    ("architecture", "changes", "pooling"),
+    [
+        ("Qwen3ForCausalLM", {}, "last"),
+        ("Qwen3ForCausalLM", {"is_causal": False}, "mean"),
+        ("Qwen3Model", {}, "mean"),
+    ],
 )
 def test_default_pooling_equals_sentence_transformers(
-    architecture: str, pooling: str, tmp_path: Path
+    architecture: str, changes: dict[str, object], pooling: str, tmp_path: Path
 ) -> None:
     save_byte_level(tmp_path, "Qwen2Tokenizer")
-    save_checkpoint(tmp_path, "qwen3", vocab_size=300)
+    save_checkpoint(tmp_path, "qwen3", vocab_size=300, **changes)
     edit_json(tmp_path / "config.json", architectures=[architecture])
     reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     assert load(tmp_path)[1].pooling == (pooling,)
