@@ -459,6 +459,11 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("nomic_bert", {"activation_function": "geglu"}, "is 'geglu'; supported: swiglu, gelu"),
         (
             "nomic_bert",
+            {"activation_function": "swiglu", "hidden_act": "gelu"},
+            "hidden_act is 'gelu', which Nomic's code ignores and transformers follows",
+        ),
+        (
+            "nomic_bert",
             {"activation_function": ["gelu"]},
             r"is \['gelu'\]; supported: swiglu, gelu",
         ),
