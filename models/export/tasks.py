@@ -19,8 +19,8 @@ from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.modules import LOGIT_SCORE, SPLADE, scores_pairs
 
-# Possible names of the file with the settings of the Transformer module. The first existing file is
-# read.
+# Possible names of the file with the settings of the Transformer module. The first one with a
+# setting is read.
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -201,10 +201,8 @@ def read_transformer_settings(
     Raises:
         CheckpointError: A setting is unknown, or has an unsupported value.
     """
-    name = next((n for n in _TRANSFORMER_CONFIGS if folder.has(join(transformer, n))), "")
-    if not name:
-        return {}
-    settings = folder.json(join(transformer, name), dict)
+    contents = ((n, folder.json(join(transformer, n), dict, {})) for n in _TRANSFORMER_CONFIGS)
+    name, settings = next(((n, content) for n, content in contents if content), ("", {}))
     expected = {**_TRANSFORMER_DEFAULTS, **task.transformer}
     read = {**settings}
     modalities = read.get("modality_config")

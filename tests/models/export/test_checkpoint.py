@@ -525,6 +525,7 @@ def test_max_tokens_equals_sentence_transformers(
     write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
     write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    write_json(tmp_path / "sentence_bert_config.json", {})  # has no effect
     write_json(tmp_path / file, {**content, **(tokenizer if "tokenizer" in file else {})})
     reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     assert load(tmp_path)[1].max_tokens == limit == reference.max_seq_length
