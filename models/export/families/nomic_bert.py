@@ -137,6 +137,7 @@ NOMIC_BERT = Family(
         "prenorm": False,
         "parallel_block": False,
         "causal": False,
+        "is_causal": False,
         "use_rms_norm": False,
         "rotary_emb_fraction": 1.0,
         "rotary_emb_interleaved": False,
