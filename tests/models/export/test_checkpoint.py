@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -9,6 +10,7 @@ from sentence_transformers.base.modules import Dense
 
 from models.export.checkpoint import load
 from models.export.model_folder import CheckpointError
+from models.export.parity import reference_outputs
 from models.export.sentence_config import Overrides
 from tests.models.checkpoints import (
     edit_json,
@@ -529,6 +531,24 @@ def test_max_tokens_equals_sentence_transformers(
     write_json(tmp_path / file, {**content, **(tokenizer if "tokenizer" in file else {})})
     reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     assert load(tmp_path)[1].max_tokens == limit == reference.max_seq_length
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "gte", "llama", "modernbert", "nomic_bert"])
+def test_rows_without_a_table_of_positions_can_exceed_max_position_embeddings(
+    family: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, family)
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": 60})
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    text = "w7 w9 w21 w40 " * 20
+    ids = reference.preprocess([text])["input_ids"].tolist()
+    model, config = load(tmp_path)
+    assert config.max_tokens == len(ids[0]) == 60
+    actual = reference_outputs(model, ids)[0]["pooled"]
+    np.testing.assert_allclose(actual, reference.encode([text]), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
