@@ -36,6 +36,7 @@ from models.export.modules import (
     TruncateConfig,
     transformer_folder,
 )
+from models.export.pair_template import check_without_template
 from models.export.sentence_config import Overrides, SentenceConfig, read_sentence_config
 from models.export.sources import SourceError, resolve
 from models.export.tasks import read_length
@@ -89,6 +90,8 @@ def load(
         if configs[-1].outputs[0] == "pooled" and not is_named:
             hyperparameters = folder.json(join(network, "config.json"), dict)
             logit_score.check_purpose(hyperparameters, folder.tensors(network))
+            if not configs[0].poolings or "pooling" not in hyperparameters:
+                check_without_template(folder, configs[-1].transformer)
         _build(folder, *configs, lambda _: None)
     model = _build(folder, *configs, report)
     return model.eval().requires_grad_(False), configs[-1]

@@ -16,6 +16,7 @@ from tests.models.checkpoints import (
     edit_json,
     edit_tensors,
     save_byte_level,
+    save_chatml,
     save_checkpoint,
     save_dense,
     save_tokenizer,
@@ -92,6 +93,20 @@ def test_default_pooling_equals_sentence_transformers(
     reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     assert load(tmp_path)[1].pooling == (pooling,)
     assert {"last": "lasttoken"}.get(pooling, pooling) == reference[1].pooling_mode
+
+
+def test_chat_template_of_embeddings_without_modules_is_refused_unless_pooling_is_chosen(
+    tmp_path: Path,
+) -> None:
+    template = "{% for message in messages %}<|im_start|>{{ message['content'] }}{% endfor %}"
+    size = save_chatml(tmp_path, template)
+    save_checkpoint(tmp_path, "qwen3", vocab_size=size)
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    start = reference.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert reference.preprocess(["cat"])["input_ids"][0, 0] == start
+    with pytest.raises(CheckpointError, match=r"chat template, in which .*: --pooling mean"):
+        load(tmp_path)
+    assert load(tmp_path, Overrides(pooling=["mean"]))[1].pooling == ("mean",)
 
 
 def test_unused_heads_are_left_out_and_named(tmp_path: Path) -> None:
