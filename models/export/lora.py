@@ -180,7 +180,7 @@ def _selects(value: Any, module: str) -> bool:  # noqa: ANN401
 def _match(pattern: str, module: str, key: str) -> re.Match[str] | None:
     """Return the match of a pattern, with the part `key` of the config, at a name's start."""
     if _SLOW_PATTERN.search(key):
-        raise CheckpointError(f"the pattern {key!r} is too slow")
+        raise CheckpointError(f"the pattern {key!r}, which is too slow")
     return re.match(pattern, module)
 
 
@@ -190,7 +190,7 @@ def _reading_patterns(config: Mapping[str, Any], field: str, name: str) -> Itera
     try:
         yield
     except CheckpointError as error:
-        raise CheckpointError(f"{name}: {field}: {error}") from None
+        raise CheckpointError(f"{name}: {field} has {error}") from None
     except (AttributeError, TypeError, re.error):
         value = config.get(field)
         raise CheckpointError(f"{name}: {field} has the invalid value {value!r}") from None

@@ -119,7 +119,7 @@ def test_adapter_beside_a_whole_model_changes_that_model(tmp_path: Path) -> None
         ({"rank_pattern": ["query"]}, r"rank_pattern has the invalid value \['query'\]"),
         ({"target_modules": None}, "target_modules has the invalid value None"),
         ({"target_modules": "("}, r"target_modules has the invalid value '\('"),
-        ({"target_modules": "(a+)+"}, r"target_modules: the pattern '\(a\+\)\+' is too slow"),
+        ({"target_modules": "(a+)+"}, r"target_modules has the pattern '\(a\+\)\+', w"),
         ({"exclude_modules": [1]}, r"exclude_modules has the invalid value \[1\]"),
         ({"alpha_pattern": {"(": 1}}, r"alpha_pattern has the invalid value \{'\(': 1\}"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path must be a non-empty string"),
