@@ -412,9 +412,7 @@ def read_prompts(
     config = folder.json(name, dict, {})
     if task.library_class and config.get("model_type", task.library_class) is None:
         # sentence-transformers then ignores modules.json.
-        raise CheckpointError(
-            f"{name}: model_type is null; set it to {task.library_class!r}, or remove it"
-        )
+        raise CheckpointError(f"{name}: model_type is null; set it to {task.library_class!r}")
     if multi is None or not multi.is_pylate:
         check_defaults(config, {"model_type": task.library_class, "max_active_dims": None}, name)
     own = config.get("prompts") or {} if multi is None else multi.prompts
