@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from models.export.checkpoint import load
@@ -18,6 +18,7 @@ from tests.models.checkpoints import (
     save_byte_level,
     save_chatml,
     save_checkpoint,
+    save_classifier,
     save_dense,
     save_tokenizer,
     write_json,
@@ -599,8 +600,27 @@ def test_null_model_type_with_which_modules_have_no_effect_is_refused(tmp_path: 
     write_json(tmp_path / "config_sentence_transformers.json", {"model_type": None})
     reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     assert reference[1].pooling_mode == "mean"
-    with pytest.raises(CheckpointError, match="model_type is null; set it to 'SentenceTransfo"):
+    with pytest.raises(CheckpointError, match="model_type is null or missing; set it to 'Sentence"):
         load(tmp_path)
+
+
+def test_cross_encoder_whose_settings_have_no_effect_without_model_type_is_refused(
+    tmp_path: Path,
+) -> None:
+    save_classifier(tmp_path, "bert", 1)
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""))
+    write_json(
+        tmp_path / "sentence_bert_config.json",
+        {"transformer_task": "sequence-classification", "max_seq_length": 9},
+    )
+    reference = CrossEncoder(str(tmp_path), device="cpu", local_files_only=True)
+    assert reference.max_seq_length == 24  # that of the tokenizer
+    with pytest.raises(CheckpointError, match="model_type is null or missing; set it to 'CrossE"):
+        load(tmp_path)
+    write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    reference = CrossEncoder(str(tmp_path), device="cpu", local_files_only=True)
+    assert load(tmp_path)[1].max_tokens == reference.max_seq_length == 9
 
 
 def test_normalize_module_of_another_input_is_rejected(tmp_path: Path) -> None:
