@@ -36,8 +36,10 @@ from models.export.modules import (
     TruncateConfig,
     transformer_folder,
 )
+from models.export.pair_template import check_without_template
 from models.export.sentence_config import Overrides, SentenceConfig, read_sentence_config
 from models.export.sources import SourceError, resolve
+from models.export.tasks import read_length
 from models.network.config import EncoderConfig
 from models.network.encoder import Encoder
 from models.network.heads import DenseHead, Head, NormalizeHead, NormHead, TruncateHead
@@ -88,6 +90,8 @@ def load(
         if configs[-1].outputs[0] == "pooled" and not is_named:
             hyperparameters = folder.json(join(network, "config.json"), dict)
             logit_score.check_purpose(hyperparameters, folder.tensors(network))
+            if not configs[0].poolings or "pooling" not in hyperparameters:
+                check_without_template(folder, configs[-1].transformer)
         _build(folder, *configs, lambda _: None)
     model = _build(folder, *configs, report)
     return model.eval().requires_grad_(False), configs[-1]
@@ -268,7 +272,8 @@ def read_configs(
     Raises:
         CheckpointError: A file or setting is missing, invalid or unsupported.
     """
-    network = _network_folder(folder, transformer_folder(folder))
+    transformer = transformer_folder(folder)
+    network = _network_folder(folder, transformer)
     name = join(network, "config.json")
     if gliner.is_gliner(folder):
         name, values = gliner.CONFIG, gliner.read_encoder_config(folder)
@@ -276,7 +281,8 @@ def read_configs(
         config = gliner.without_limit(config)
     else:
         values = folder.json(name, dict)
-        family, model_type, config = _read_config(values, name)
+        length = read_length(folder, transformer)
+        family, model_type, config = _read_config(values, name, length)
     of_family = model_type, family
     sentence_config = read_sentence_config(folder, name, values, of_family, config, overrides)
     return family, config, sentence_config
@@ -317,12 +323,15 @@ def _add_updates(tensors: dict[str, Tensor], updates: Mapping[str, Tensor]) -> N
         tensors[name] = tensors[name].float() + update
 
 
-def _read_config(config: dict[str, Any], name: str) -> tuple[Family, str, EncoderConfig]:
+def _read_config(
+    config: dict[str, Any], name: str, length: int = 0
+) -> tuple[Family, str, EncoderConfig]:
     """Return the family, `model_type` and encoder config of the content of config.json.
 
     Args:
         config: Content of the file.
         name: Name of the file, for error messages.
+        length: Maximum length of a row that other files declare, in tokens; 0: none.
     """
     model_type = str(config.get("model_type"))
     family = _family(model_type, _network_classes(config))
@@ -353,6 +362,7 @@ def _read_config(config: dict[str, Any], name: str) -> tuple[Family, str, Encode
         if not is_valid:
             raise CheckpointError(f"{name}: {keys[field]} has the invalid value {value!r}")
     changes = {**family.constants, **family.derived({**family.defaults, **config})}
+    changes = _positions(family, values, changes, length) | changes
     activation = {**values, **changes}["activation"]
     if activation not in ACTIVATIONS:
         raise CheckpointError(
@@ -364,6 +374,19 @@ def _read_config(config: dict[str, Any], name: str) -> tuple[Family, str, Encode
             f"{keys['num_heads']} {values['num_heads']}"
         )
     return family, model_type, EncoderConfig(**{**values, **changes})
+
+
+def _positions(
+    family: Family, values: Mapping[str, Any], changes: Mapping[str, Any], length: int
+) -> dict[str, Any]:
+    """Return the field `max_positions` if rows may be longer than config.json says.
+
+    As in sentence-transformers, they may in a model without a table of positions.
+    """
+    if changes.get("position_embeddings", True) or family.fixed:
+        return {}
+    limit = values.get("max_positions", 0)
+    return {"max_positions": max(limit, min(length, _LARGEST["max_positions"]))}
 
 
 def _family(model_type: str, classes: Sequence[str]) -> Family:

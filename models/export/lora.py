@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,6 +83,12 @@ def read_updates(folder: ModelFolder, subfolder: str) -> dict[str, Tensor]:
                 f"{join(subfolder, _WEIGHTS)}: {name_a} and {name_b} have shapes {tuple(a.shape)} "
                 f"and {tuple(b.shape)}; {name} requires rank {rank:g}"
             )
+        if not _is_target(config, module, is_table, name):
+            raise CheckpointError(
+                f"{join(subfolder, _WEIGHTS)}: PEFT ignores {name_a}, because target_modules, "
+                f"exclude_modules or layers_to_transform in {name} leave out {module}; remove the "
+                "tensor, or correct the field"
+            )
         alpha = _of_module(config, "alpha_pattern", "lora_alpha", module, name)
         update = (b @ a) * (alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
         updates[f"{module}.weight"] = update.T if is_table else update
@@ -122,17 +129,68 @@ def _of_module(
         name: Path of adapter_config.json, for error messages.
     """
     by_pattern = config.get(patterns) or {}
-    try:
-        if slow := [key for key in by_pattern if _SLOW_PATTERN.search(key)]:
-            raise CheckpointError(
-                f"{name}: {patterns} has the pattern {slow[0]!r}, which is too slow"
-            )
+    with _reading_patterns(config, patterns, name):
         value = next(
-            (v for key, v in by_pattern.items() if re.match(rf"(.*\.)?({key})$", module)),
+            (v for key, v in by_pattern.items() if _match(rf"(.*\.)?({key})$", module, key)),
             config.get(default),
         )
-    except (AttributeError, re.error):
-        raise CheckpointError(f"{name}: {patterns} has the invalid value {by_pattern!r}") from None
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
         raise CheckpointError(f"{name}: {default} has the invalid value {value!r} for {module}")
     return value
+
+
+def _is_target(config: Mapping[str, Any], module: str, is_table: bool, name: str) -> bool:
+    """Return whether PEFT adds an adapter's update to a module.
+
+    Args:
+        config: Content of adapter_config.json.
+        module: Name of the module.
+        is_table: Whether the module is an embedding.
+        name: Path of adapter_config.json, for error messages.
+    """
+    with _reading_patterns(config, "exclude_modules", name):
+        excluded = config.get("exclude_modules")
+        if excluded and _selects(excluded, module):
+            return False
+    with _reading_patterns(config, "target_modules", name):
+        targets = config.get("target_modules")
+        if isinstance(targets, str) and targets.lower() == "all-linear":
+            return not is_table
+        if not _selects(targets, module):
+            return False
+    layers = config.get("layers_to_transform")
+    if isinstance(targets, str) or layers is None or layers == []:
+        return True
+    with _reading_patterns(config, "layers_pattern", name):
+        own = config.get("layers_pattern") or [r"[^.]*"]
+        starts = [own] if isinstance(own, str) else own
+        start = r"(?:^|.*?\.)" if config.get("layers_pattern") else r".*?\."
+        indices = (_match(rf"{start}{key}\.(?P<i>\d+)\.", module, key) for key in starts)
+        index = next((int(match["i"]) for match in indices if match), None)
+    return index in (layers if isinstance(layers, list) else [layers])
+
+
+def _selects(value: Any, module: str) -> bool:  # noqa: ANN401
+    """Return whether a pattern, or one of several ends of names, matches a module's name."""
+    if isinstance(value, str):
+        return _match(rf"(?:{value})\Z", module, value) is not None
+    return any(f".{module}".endswith("." + end) for end in value)
+
+
+def _match(pattern: str, module: str, key: str) -> re.Match[str] | None:
+    """Return the match of a pattern, with the part `key` of the config, at a name's start."""
+    if _SLOW_PATTERN.search(key):
+        raise CheckpointError(f"the pattern {key!r}, which is too slow")
+    return re.match(pattern, module)
+
+
+@contextmanager
+def _reading_patterns(config: Mapping[str, Any], field: str, name: str) -> Iterator[None]:
+    """Add the field to errors of patterns, and translate errors of its value."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{name}: {field} has {error}") from None
+    except (AttributeError, TypeError, re.error):
+        value = config.get(field)
+        raise CheckpointError(f"{name}: {field} has the invalid value {value!r}") from None

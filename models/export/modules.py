@@ -261,7 +261,8 @@ def _default_pooling(folder: ModelFolder, network: str, family: Family) -> str:
         return family.poolings[own]
     classes = hyperparameters.get("architectures")
     first = str(classes[0]) if isinstance(classes, list) and classes else ""
-    return "last" if first.endswith("ForCausalLM") else "mean"
+    is_causal = first.endswith("ForCausalLM") and hyperparameters.get("is_causal", True)
+    return "last" if is_causal else "mean"
 
 
 def _poolings(config: Mapping[str, Any]) -> list[str]:

@@ -164,9 +164,7 @@ def read_pair_template(
     message = modalities.get("message") if isinstance(modalities, dict) else None
     applies = message is not None
     if settings is None and labels == 1:
-        config = folder.json(join(transformer, CONFIG), dict, {})
-        has_file = folder.has(join(transformer, CHAT_TEMPLATE))
-        applies = has_file or bool(config.get("chat_template"))
+        applies = _has_chat_template(folder, transformer)
     if choice == NONE or (choice is None and not applies):
         return None
     if labels != 1:
@@ -186,6 +184,29 @@ def read_pair_template(
             f"the chat template {error}; choose another template with --pair-template, of "
             f"{', '.join(CHOICES)}"
         ) from error
+
+
+def _has_chat_template(folder: ModelFolder, transformer: str) -> bool:
+    config = folder.json(join(transformer, CONFIG), dict, {})
+    return folder.has(join(transformer, CHAT_TEMPLATE)) or bool(config.get("chat_template"))
+
+
+def check_without_template(folder: ModelFolder, transformer: str) -> None:
+    """Refuse an embedding model whose folder does not say how it reads a text.
+
+    Args:
+        folder: Model folder without modules.json.
+        transformer: Subfolder of the tokenizer.
+
+    Raises:
+        CheckpointError: The tokenizer has a chat template.
+    """
+    if _has_chat_template(folder, transformer):
+        raise CheckpointError(
+            "the tokenizer has a chat template, in which sentence-transformers places the texts of "
+            "a folder without modules.json: --pooling mean (or last) exports embeddings of the "
+            "texts as they are"
+        )
 
 
 def _is_flat(kind: object, template: object) -> bool:

@@ -17,10 +17,10 @@ from models.export import (
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
-from models.export.modules import LOGIT_SCORE, SPLADE, scores_pairs
+from models.export.modules import LOGIT_SCORE, SPLADE, is_size, scores_pairs
 
-# Possible names of the file with the settings of the Transformer module. The first existing file is
-# read.
+# Possible names of the file with the settings of the Transformer module. The first one with a
+# setting is read.
 _TRANSFORMER_CONFIGS = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -188,6 +188,18 @@ def _splade_config(folder: ModelFolder, subfolder: str) -> SparseConfig:
     return SparseConfig(pooling=str(pooling), double_log=activation == "log1p_relu")
 
 
+def read_length(folder: ModelFolder, transformer: str) -> int:
+    """Return the maximum length in the settings of the Transformer module; 0 if there is none."""
+    length = _transformer_file(folder, transformer)[1].get("max_seq_length")
+    return length if is_size(length) else 0
+
+
+def _transformer_file(folder: ModelFolder, transformer: str) -> tuple[str, dict[str, object]]:
+    """Return name and content of the file with the settings of the Transformer module."""
+    contents = ((n, folder.json(join(transformer, n), dict, {})) for n in _TRANSFORMER_CONFIGS)
+    return next(((name, content) for name, content in contents if content), ("", {}))
+
+
 def read_transformer_settings(
     folder: ModelFolder, transformer: str, task: Task
 ) -> dict[str, object]:
@@ -201,10 +213,7 @@ def read_transformer_settings(
     Raises:
         CheckpointError: A setting is unknown, or has an unsupported value.
     """
-    name = next((n for n in _TRANSFORMER_CONFIGS if folder.has(join(transformer, n))), "")
-    if not name:
-        return {}
-    settings = folder.json(join(transformer, name), dict)
+    name, settings = _transformer_file(folder, transformer)
     expected = {**_TRANSFORMER_DEFAULTS, **task.transformer}
     read = {**settings}
     modalities = read.get("modality_config")

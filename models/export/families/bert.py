@@ -24,6 +24,7 @@ DEFAULTS = {
     "type_vocab_size": 2,
 }
 REQUIRED = {
+    "is_causal": False,
     "is_decoder": False,
     "add_cross_attention": False,
     "pruned_heads": {},

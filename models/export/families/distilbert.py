@@ -8,9 +8,10 @@ from models.export.families.family import Classifier, Family, MaskedLM, tensors
 DISTILBERT = Family(
     config={
         "vocab_size": "vocab_size",
-        "d_model": "dim",
-        "num_layers": "n_layers",
-        "num_heads": "n_heads",
+        # If a file has both names, transformers uses the first one.
+        "d_model": ("hidden_size", "dim"),
+        "num_layers": ("num_hidden_layers", "n_layers"),
+        "num_heads": ("num_attention_heads", "n_heads"),
         "dim_feedforward": "hidden_dim",
         "max_positions": "max_position_embeddings",
         "dropout": "dropout",
@@ -18,7 +19,7 @@ DISTILBERT = Family(
     },
     defaults={"dropout": 0.1, "activation": "gelu"},
     constants={"norm_eps": 1e-12},
-    required={"pruned_heads": {}},
+    required={"is_causal": False, "pruned_heads": {}},
     layouts=(
         tensors(
             weights={

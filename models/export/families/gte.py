@@ -30,6 +30,7 @@ GTE = Family(
     },
     derived=_derived,
     required={
+        "is_causal": False,
         "position_embedding_type": "rope",
         "layer_norm_type": "layer_norm",
         "logn_attention_scale": False,

@@ -112,6 +112,7 @@ JINA_V3 = Family(
     constants={"position_embeddings": False},
     derived=_derived,
     required={
+        "is_causal": False,
         "is_decoder": False,
         "add_cross_attention": False,
         "position_embedding_type": "rotary",

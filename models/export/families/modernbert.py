@@ -84,7 +84,7 @@ MODERNBERT = Family(
         "position_embeddings": False,
     },
     derived=_derived,
-    required={"rope_scaling": None},
+    required={"is_causal": False, "rope_scaling": None},
     layouts=(
         tensors(
             weights={"embeddings.word.weight": "embeddings.tok_embeddings.weight"},

@@ -65,6 +65,12 @@ def _derived(config: Settings) -> dict[str, Any]:
         raise CheckpointError(
             f"config.json: activation_function is {activation!r}; supported: swiglu, gelu"
         )
+    own = config.get("hidden_act")
+    if activation == "swiglu" and own not in ("silu", None):
+        raise CheckpointError(
+            f"config.json: hidden_act is {own!r}, which Nomic's code ignores and transformers "
+            "follows; with activation_function 'swiglu', only 'silu' is supported"
+        )
     return {
         "attention": (AttentionConfig(rotary=positions),) * count,
         "biases": read_biases(config, _BIASES) | {"norms"},
@@ -131,6 +137,7 @@ NOMIC_BERT = Family(
         "prenorm": False,
         "parallel_block": False,
         "causal": False,
+        "is_causal": False,
         "use_rms_norm": False,
         "rotary_emb_fraction": 1.0,
         "rotary_emb_interleaved": False,

@@ -67,7 +67,9 @@ def _derived(config: Settings) -> dict[str, Any]:
         # As in transformers, these two fields have priority if files have them.
         "activation": str(config.get("dense_act_fn", activation)),
         "gated": read_flag(config, "is_gated_act") if "is_gated_act" in config else bool(gate),
-        "head_width": read_count(config, "d_kv", 64, MAX_SIZE),
+        "head_width": read_count(
+            config, "d_kv" if config.get("head_dim") is None else "head_dim", 64, MAX_SIZE
+        ),
         "relative_buckets": buckets,
     }
 
@@ -81,9 +83,10 @@ def _unscaled(weight: Tensor, config: EncoderConfig) -> Tensor:
 T5 = Family(
     config={
         "vocab_size": "vocab_size",
-        "d_model": "d_model",
-        "num_layers": "num_layers",
-        "num_heads": "num_heads",
+        # If a file has both names, transformers uses the first one.
+        "d_model": ("hidden_size", "d_model"),
+        "num_layers": ("num_hidden_layers", "num_layers"),
+        "num_heads": ("num_attention_heads", "num_heads"),
         "dim_feedforward": "d_ff",
         "norm_eps": "layer_norm_epsilon",
     },
@@ -100,6 +103,7 @@ T5 = Family(
     },
     derived=_derived,
     required={
+        "is_causal": False,
         "is_decoder": False,
         "relative_attention_max_distance": 128,
         "per_layer_config": None,

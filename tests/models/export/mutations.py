@@ -83,6 +83,7 @@ def _lora(folder: Path) -> None:
     save_checkpoint(folder, "bert")
     save_tokenizer(folder)
     config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "rank_pattern": {".*query": 2}}
+    config["target_modules"] = ["query"]
     write_json(folder / "adapter_config.json", config)
     name = "base_model.model.encoder.layer.0.attention.self.query.lora_{}.weight"
     matrices = {name.format("A"): torch.randn(2, 32), name.format("B"): torch.randn(32, 2)}

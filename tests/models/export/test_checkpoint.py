@@ -1,20 +1,24 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from models.export.checkpoint import load
 from models.export.model_folder import CheckpointError
+from models.export.parity import reference_outputs
 from models.export.sentence_config import Overrides
 from tests.models.checkpoints import (
     edit_json,
     edit_tensors,
     save_byte_level,
+    save_chatml,
     save_checkpoint,
+    save_classifier,
     save_dense,
     save_tokenizer,
     write_json,
@@ -74,17 +78,36 @@ def test_tensor_names_with_the_prefix_of_a_wrapper_load(wrapper: str, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("architecture", "pooling"), [("Qwen3ForCausalLM", "last"), ("Qwen3Model", "mean")]
+    ("architecture", "changes", "pooling"),
+    [
+        ("Qwen3ForCausalLM", {}, "last"),
+        ("Qwen3ForCausalLM", {"is_causal": False}, "mean"),
+        ("Qwen3Model", {}, "mean"),
+    ],
 )
 def test_default_pooling_equals_sentence_transformers(
-    architecture: str, pooling: str, tmp_path: Path
+    architecture: str, changes: dict[str, object], pooling: str, tmp_path: Path
 ) -> None:
     save_byte_level(tmp_path, "Qwen2Tokenizer")
-    save_checkpoint(tmp_path, "qwen3", vocab_size=300)
+    save_checkpoint(tmp_path, "qwen3", vocab_size=300, **changes)
     edit_json(tmp_path / "config.json", architectures=[architecture])
     reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     assert load(tmp_path)[1].pooling == (pooling,)
     assert {"last": "lasttoken"}.get(pooling, pooling) == reference[1].pooling_mode
+
+
+def test_chat_template_of_embeddings_without_modules_is_refused_unless_pooling_is_chosen(
+    tmp_path: Path,
+) -> None:
+    template = "{% for message in messages %}<|im_start|>{{ message['content'] }}{% endfor %}"
+    size = save_chatml(tmp_path, template)
+    save_checkpoint(tmp_path, "qwen3", vocab_size=size)
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    start = reference.tokenizer.convert_tokens_to_ids("<|im_start|>")
+    assert reference.preprocess(["cat"])["input_ids"][0, 0] == start
+    with pytest.raises(CheckpointError, match=r"chat template, in which .*: --pooling mean"):
+        load(tmp_path)
+    assert load(tmp_path, Overrides(pooling=["mean"]))[1].pooling == ("mean",)
 
 
 def test_unused_heads_are_left_out_and_named(tmp_path: Path) -> None:
@@ -520,9 +543,28 @@ def test_max_tokens_equals_sentence_transformers(
     write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
     write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    write_json(tmp_path / "sentence_bert_config.json", {})  # has no effect
     write_json(tmp_path / file, {**content, **(tokenizer if "tokenizer" in file else {})})
     reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     assert load(tmp_path)[1].max_tokens == limit == reference.max_seq_length
+
+
+@pytest.mark.parametrize("family", ["deberta-v2", "gte", "llama", "modernbert", "nomic_bert"])
+def test_rows_without_a_table_of_positions_can_exceed_max_position_embeddings(
+    family: str, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, family)
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": 60})
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    text = "w7 w9 w21 w40 " * 20
+    ids = reference.preprocess([text])["input_ids"].tolist()
+    model, config = load(tmp_path)
+    assert config.max_tokens == len(ids[0]) == 60
+    actual = reference_outputs(model, ids)[0]["pooled"]
+    np.testing.assert_allclose(actual, reference.encode([text]), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -548,6 +590,37 @@ def test_unsupported_sentence_config_raises_with_the_field_name(
     write_json(tmp_path / file, content)
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
+
+
+def test_null_model_type_with_which_modules_have_no_effect_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
+    write_json(tmp_path / "config_sentence_transformers.json", {"model_type": None})
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    assert reference[1].pooling_mode == "mean"
+    with pytest.raises(CheckpointError, match="model_type is null or missing; set it to 'Sentence"):
+        load(tmp_path)
+
+
+def test_cross_encoder_whose_settings_have_no_effect_without_model_type_is_refused(
+    tmp_path: Path,
+) -> None:
+    save_classifier(tmp_path, "bert", 1)
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""))
+    write_json(
+        tmp_path / "sentence_bert_config.json",
+        {"transformer_task": "sequence-classification", "max_seq_length": 9},
+    )
+    reference = CrossEncoder(str(tmp_path), device="cpu", local_files_only=True)
+    assert reference.max_seq_length == 24  # that of the tokenizer
+    with pytest.raises(CheckpointError, match="model_type is null or missing; set it to 'CrossE"):
+        load(tmp_path)
+    write_json(tmp_path / "config_sentence_transformers.json", {"model_type": "CrossEncoder"})
+    reference = CrossEncoder(str(tmp_path), device="cpu", local_files_only=True)
+    assert load(tmp_path)[1].max_tokens == reference.max_seq_length == 9
 
 
 def test_normalize_module_of_another_input_is_rejected(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from tests.models.checkpoints import (
     edit_json,
     edit_tensors,
     save_checkpoint,
+    write_json,
 )
 
 # All families have 40 positions here; up to four of them are reserved in RoBERTa's numbering.
@@ -171,6 +172,37 @@ def assert_equals(encoder: Encoder, reference: Any) -> None:  # noqa: ANN401
 def packed(encoder: Encoder, ids: list[list[int]]) -> Tensor:
     arrays = [torch.from_numpy(array) for array in pack(ids).inputs().values()]
     return encoder.forward_packed(*arrays[:4])
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        *("albert", "bert", "camembert", "distilbert", "electra", "gte", "jina_embeddings_v3"),
+        *("modernbert", "nomic_bert", "roberta", "xlm-roberta"),
+    ],
+)
+def test_encoders_that_is_causal_changes_in_transformers_are_refused(
+    family: str, tmp_path: Path
+) -> None:
+    reference = save_checkpoint(tmp_path, family)
+    edit_json(tmp_path / "config.json", is_causal=True)
+    changed = type(reference).from_pretrained(tmp_path).eval()
+    ids = torch.tensor(rows([9]))
+    with torch.no_grad():
+        difference = changed(ids).last_hidden_state - reference(ids).last_hidden_state
+    assert difference.abs().max() > 0.1
+    with pytest.raises(CheckpointError, match="is_causal is True; only False is supported"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("family", ["distilbert", "t5"])
+def test_other_names_of_sizes_have_priority_as_in_transformers(family: str, tmp_path: Path) -> None:
+    reference = save_checkpoint(tmp_path, family)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for other, name in type(reference.config).attribute_map.items():
+        config = {**config, other: config[name], name: config[name] * 2}
+    write_json(tmp_path / "config.json", config)
+    assert_equals(load(tmp_path)[0].encoder, type(reference).from_pretrained(tmp_path).eval())
 
 
 def test_every_family_has_a_test_config() -> None:
@@ -457,6 +489,11 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("nomic_bert", {"num_experts": 8}, "experts are supported with 'gelu' only"),
         ("nomic_bert", {"rotary_scaling_factor": 2}, "rotary_scaling_factor is 2; only None"),
         ("nomic_bert", {"activation_function": "geglu"}, "is 'geglu'; supported: swiglu, gelu"),
+        (
+            "nomic_bert",
+            {"activation_function": "swiglu", "hidden_act": "gelu"},
+            "hidden_act is 'gelu', which Nomic's code ignores and transformers follows",
+        ),
         (
             "nomic_bert",
             {"activation_function": ["gelu"]},

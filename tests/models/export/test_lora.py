@@ -50,6 +50,16 @@ def save_adapter(folder: Path, family: str = "bert", **fields: Any) -> None:  # 
         ),
         ("modernbert", {"target_modules": ["Wqkv", "Wi"]}),
         ("qwen3", {"target_modules": ["q_proj", "v_proj", "down_proj"]}),
+        ("bert", {"target_modules": r".*\.(key|output\.dense)", "exclude_modules": ["self.key"]}),
+        (
+            "bert",
+            {
+                "target_modules": ["query", "dense"],
+                "exclude_modules": r".*output\.dense",
+                "layers_to_transform": 0,
+                "layers_pattern": ["layer"],
+            },
+        ),
     ],
 )
 def test_weights_are_those_of_the_base_model_with_the_adapter(
@@ -107,6 +117,10 @@ def test_adapter_beside_a_whole_model_changes_that_model(tmp_path: Path) -> None
         ({"r": 0}, "r has the invalid value 0"),
         ({"lora_alpha": "6"}, "lora_alpha has the invalid value '6'"),
         ({"rank_pattern": ["query"]}, r"rank_pattern has the invalid value \['query'\]"),
+        ({"target_modules": None}, "target_modules has the invalid value None"),
+        ({"target_modules": "("}, r"target_modules has the invalid value '\('"),
+        ({"target_modules": "(a+)+"}, r"target_modules has the pattern '\(a\+\)\+', w"),
+        ({"exclude_modules": [1]}, r"exclude_modules has the invalid value \[1\]"),
         ({"alpha_pattern": {"(": 1}}, r"alpha_pattern has the invalid value \{'\(': 1\}"),
         ({"base_model_name_or_path": None}, "base_model_name_or_path must be a non-empty string"),
         ({"base_model_name_or_path": "/none"}, "adapter_config.json is not available: the folder"),
@@ -122,6 +136,29 @@ def test_other_adapters_are_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    "changes",
+    [
+        {"target_modules": ["key"]},
+        {"target_modules": ["uery", "key"]},
+        {"target_modules": r"encoder\.layer\.0.*(query|key)"},
+        {"target_modules": "all-linear"},
+        {"exclude_modules": ["self.key"]},
+        {"exclude_modules": r".*word_.*"},
+        {"layers_to_transform": [0]},
+    ],
+)
+def test_tensors_that_peft_ignores_are_refused(changes: dict[str, object], tmp_path: Path) -> None:
+    save_adapter(tmp_path, target_modules=["query", "key", "word_embeddings"])
+    adapter = tmp_path / "adapter"
+    before = AutoModel.from_pretrained(adapter).state_dict()
+    edit_json(adapter / "adapter_config.json", **changes)
+    lost = before.keys() - AutoModel.from_pretrained(adapter).state_dict().keys()
+    ignored = min(name.partition(".lora_")[0] for name in lost if ".lora_" in name)
+    with pytest.raises(CheckpointError, match=rf"PEFT ignores .*\.{ignored}\.lora_.*leave out"):
+        load(adapter)
+
+
+@pytest.mark.parametrize(
     ("name", "shape", "message"),
     [
         ("encoder.layer.9.a.lora_A.weight", (4, 32), r"lora_A.weight and .* \(4, 32\) and \(0,\)"),
@@ -133,7 +170,7 @@ def test_other_adapters_are_refused_by_name(
 def test_invalid_tensors_of_an_adapter_are_refused_by_name(
     name: str, shape: tuple[int, ...], message: str, tmp_path: Path
 ) -> None:
-    save_adapter(tmp_path, target_modules=["query"])
+    save_adapter(tmp_path, target_modules=["query", "dense", "a"])
     path = tmp_path / "adapter" / "adapter_model.safetensors"
     name = f"base_model.model.{name}"
     added = {name: torch.ones(shape)}
