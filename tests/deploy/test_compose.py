@@ -297,8 +297,11 @@ def test_prometheus_scrapes_every_target_and_has_data_for_every_dashboard_query(
 
     def missing() -> list[str]:
         """Return the queries without data, and the alerts that fire or are not evaluated yet."""
+        # Those of the week before have data on the second day.
         queries = {
-            name: text.replace("$__rate_interval", "1m") for name, text in expressions().items()
+            name: text.replace("$__rate_interval", "1m")
+            for name, text in expressions().items()
+            if "offset 1d" not in text
         }
         empty = [name for name, text in queries.items() if not get("query", query=text)["result"]]
         [group] = get("rules")["groups"]
