@@ -68,7 +68,7 @@ def test_panic_of_a_library_during_the_start_is_logged_and_reported_as_fatal(
     async def panic(*_: object, **__: object) -> None:
         raise PanicException("no such state")
 
-    monkeypatch.setattr("service.inference.registry.registry.open_model", panic)
+    monkeypatch.setattr("service.inference.registry.memory.open_model", panic)
     reasons: list[str] = []
     with TestClient(create_app(settings, on_fatal=reasons.append)):
         eventually(lambda: reasons)
