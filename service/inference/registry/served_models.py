@@ -1,4 +1,4 @@
-"""What is served: specifications, state and waiting requests of each model."""
+"""Served models: their specifications, their state, and the requests that wait for them."""
 
 import asyncio
 import logging
