@@ -165,22 +165,28 @@ async def test_outcome_reports_queue_time_and_run_time() -> None:
 
 
 async def test_time_between_batches_of_a_request_counts_as_queue_time() -> None:
-    begun, between = threading.Event(), threading.Event()
+    gates = {1: threading.Event(), 50: threading.Event()}
+    begun: list[int] = []
 
     def run(items: Sequence[int]) -> list[int]:
-        if 50 in items:
-            begun.set()
-            between.wait(HANG_S)
+        begun.extend(items)
+        for item in items:
+            if item in gates:
+                assert gates[item].wait(HANG_S)
         return list(items)
 
     async def scenario(batcher: Batcher[int, int]) -> None:
+        first = asyncio.create_task(batcher.submit([1]))
+        await eventually_async(lambda: begun == [1])
         # In turns: 80, then 50, then 90.
         split = asyncio.create_task(batcher.submit([80, 90]))
         other = asyncio.create_task(batcher.submit([50]))
-        await eventually_async(begun.is_set)
+        await settled()
+        gates[1].set()
+        await eventually_async(lambda: begun == [1, 80, 50])
         await clock.advance(5)
-        between.set()
-        split_outcome, other_outcome = await asyncio.gather(split, other)
+        gates[50].set()
+        _, split_outcome, other_outcome = await asyncio.gather(first, split, other)
         assert (split_outcome.queue_s, split_outcome.run_s) == (5, 0)
         assert (other_outcome.queue_s, other_outcome.run_s) == (0, 5)
 

@@ -49,14 +49,27 @@ class Log:
     def __init__(self, clock: ManualClock) -> None:
         self.runs: list[tuple[str, int]] = []
         self._clock = clock
+        self._gate = threading.Event()
+        self._gate.set()
 
     def run(self, name: str, seconds: float) -> Callable[[Sequence[int]], Sequence[int]]:
         def run(items: Sequence[int]) -> Sequence[int]:
+            assert self._gate.wait(HANG_S)
             self.runs += [(name, item) for item in items]
             self._clock.advance_in_thread(seconds)
             return items
 
         return run
+
+    async def of(self, requests: dict[Batcher[int, int], list[int]]) -> list[str]:
+        """Submit requests, of which none ends before all are queued; return the runs' names."""
+        self.runs.clear()
+        self._gate.clear()
+        tasks = [submit(batcher, *items) for batcher, items in requests.items()]
+        await settled()
+        self._gate.set()
+        await asyncio.gather(*tasks)
+        return [name for name, _ in self.runs]
 
 
 class Gates:
@@ -89,16 +102,16 @@ async def test_time_of_a_stream_is_divided_by_share(share: float, seconds: float
     first = batcher_of(log.run("first", seconds), max_cost=1, pool=pool, share=share)
     second = batcher_of(log.run("second", 1.0), max_cost=1, pool=pool)
     async with started(first, second):
-        await asyncio.gather(submit(first, *[5] * 40), submit(second, *[5] * 40))
+        names = await log.of({first: [5] * 40, second: [5] * 40})
     times = {"first": 0.0, "second": 0.0}
     durations = {"first": seconds, "second": 1.0}
-    for name, _ in log.runs:
+    for name in names:
         times[name] += durations[name]
         # At most one batch ahead of the other, in virtual time.
         assert -1.0 <= times["first"] / share - times["second"] <= seconds / share
         if 40 in (times["first"] / seconds, times["second"]):
             break
-    assert len(log.runs) == 80
+    assert len(names) == 80
 
 
 async def test_flood_delays_a_batch_of_another_batcher_by_one_batch() -> None:
@@ -189,9 +202,7 @@ async def test_idle_batcher_collects_no_credit() -> None:
     idle = batcher_of(log.run("idle", 1.0), max_cost=1, pool=pool)
     async with started(busy, idle):
         await busy.submit([5] * 50)
-        log.runs.clear()
-        await asyncio.gather(submit(busy, *[5] * 20), submit(idle, *[5] * 20))
-    names = [name for name, _ in log.runs]
+        names = await log.of({busy: [5] * 20, idle: [5] * 20})
     for start in range(36):
         assert {"busy", "idle"} == {*names[start : start + 3]}
 
@@ -204,9 +215,7 @@ async def test_batcher_that_joins_a_busy_pool_starts_at_its_virtual_time() -> No
     async with started(busy):
         await busy.submit([5] * 50)
         async with started(new):
-            log.runs.clear()
-            await asyncio.gather(submit(busy, *[5] * 20), submit(new, *[5] * 20))
-    names = [name for name, _ in log.runs]
+            names = await log.of({busy: [5] * 20, new: [5] * 20})
     assert names[:30].count("busy") in (14, 15, 16)
 
 
@@ -217,15 +226,15 @@ async def test_running_batches_count_by_their_expected_duration() -> None:
     second = batcher_of(gates, streams=2, max_cost=1, cost_s=1, pool=pool)
     async with started(first, second):
         requests = [submit(first, 1, 2, 3, 4)]
-        await eventually_async(lambda: gates.begun == [1, 2])
+        await eventually_async(lambda: sorted(gates.begun) == [1, 2])
         requests.append(submit(second, 11, 12, 13, 14))
         await settled()
         await clock.advance(12)
         gates.open(1)
-        await eventually_async(lambda: gates.begun == [1, 2, 11])
+        await eventually_async(lambda: sorted(gates.begun) == [1, 2, 11])
         gates.open(2)
         # The batch of 11 has taken no time yet, but is expected to.
-        await eventually_async(lambda: gates.begun == [1, 2, 11, 3])
+        await eventually_async(lambda: sorted(gates.begun) == [1, 2, 3, 11])
         gates.open(3, 4, 11, 12, 13, 14)
         await asyncio.gather(*requests)
 
@@ -239,7 +248,7 @@ async def test_batcher_runs_no_more_batches_at_a_time_than_its_own_limit() -> No
         requests = [submit(limited, 1, 2, 3)]
         await eventually_async(lambda: gates.begun == [1])
         requests.append(submit(other, 11, 12, 13, 14))
-        await eventually_async(lambda: others.begun == [11, 12])
+        await eventually_async(lambda: sorted(others.begun) == [11, 12])
         await settled()
         assert gates.begun == [1]
         gates.open(1, 2, 3)
