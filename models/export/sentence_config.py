@@ -174,6 +174,52 @@ def overrides_of(artifact: Artifact) -> Overrides:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _ModelFiles:
+    """What was read of a model folder; see `read_sentence_config`.
+
+    Attributes:
+        modules: Class name and folder of each module; empty: no modules.json.
+        settings: Settings of the Transformer module.
+        tokenizer: Settings of the tokenizer.
+        sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
+    """
+
+    folder: ModelFolder
+    network: str
+    hyperparameters: Mapping[str, Any]
+    family: Family
+    modules: list[tuple[str, str]]
+    settings: Mapping[str, Any]
+    tokenizer: TokenizerSettings
+    sparse: SparseConfig | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TaskSettings:
+    """Settings that depend on the task, as in `SentenceConfig`. The defaults are for other tasks.
+
+    Attributes:
+        pooling: Names of the poolings, or `classifier.LATE`.
+        heads: Configs of the modules after pooling, in order.
+        has_tokens: Whether the graph has token vectors; None: the pooling decides.
+        per_token: Further outputs of an embedding model.
+    """
+
+    pooling: tuple[str, ...] = ()
+    include_prompt: bool = True
+    heads: tuple[HeadConfig, ...] = ()
+    projection: int | None = None
+    has_tokens: bool | None = None
+    per_token: tuple[Output, ...] = ()
+    labels: tuple[str, ...] = ()
+    skipped_id: int | None = None
+    answers: logit_score.Answers | None = None
+    sparse: SparseConfig | None = None
+    multi: MultiVectorConfig | None = None
+    spans: SpanConfig | None = None
+
+
 def read_sentence_config(
     folder: ModelFolder,
     network: str,
@@ -203,96 +249,123 @@ def read_sentence_config(
         *(folder, modules, hyperparameters, known, overrides.sparse),
         has_template=choice not in (None, NONE),
     )
-    per_token: tuple[Output, ...] = ()
     settings = read_transformer_settings(folder, transformer, task)
     tokenizer = overrides.tokenizer or read_settings(folder, transformer, model_type)
-    heads: list[HeadConfig] = []
-    labels: tuple[str, ...] = ()
-    pooling: tuple[str, ...] = ()
-    include_prompt = True
-    skipped_id: int | None = None
-    answers: logit_score.Answers | None = None
-    multi: MultiVectorConfig | None = None
-    projection: int | None = None
-    tokens = overrides.tokens
-    spans = gliner.read_config(folder) if task is SPANS else None
-    if sparse:
-        masked_lm.check_supported(hyperparameters, known, network)
-        sparse = replace(sparse, tied=bool(hyperparameters.get("tie_word_embeddings", True)))
-    elif task is MULTI_VECTOR:
-        limit = overrides.max_tokens
-        multi = multi_vector.read_config(folder, modules, settings, tokenizer, limit)
-    elif task is CLASSIFICATION:
-        pooling = (classifier.read_pooling(hyperparameters, known, network),)
-        skipped_id = classifier.read_skipped_id(hyperparameters, known, network)
-        labels = classifier.read_labels(hyperparameters, network)
-    elif task is LOGITS_OF_TOKENS:
-        pooling = ("last",)
-        answers = logit_score.read_answers(
-            *(folder, modules, hyperparameters, known, answers_of(choice))
-        )
-        labels = (answers.label,)
-    elif task is TOKEN_CLASSIFICATION:
-        token_classifier.check_supported(hyperparameters, known, network)
-        labels = classifier.read_labels(hyperparameters, network)
-    elif task is not SPANS:
-        pooling, include_prompt = read_pooling(folder, modules, network, known, overrides.pooling)
-        projection, tokens = _projection(known, hyperparameters, network, tokens)
-        heads = read_heads(folder, modules)
-        is_pair = task is SCORES
-        labels = classifier.labels_of_scores(heads, include_prompt) if is_pair else ()
-        per_token = () if is_pair else hybrid.read_outputs(folder, sparse=overrides.sparse)
-    if pools_logits := pooling == (classifier.LATE,):
-        pooling = ("mean",)
-    normalize = bool(heads) and isinstance(heads[-1], NormalizeConfig)
-    if multi:
-        normalize = multi.normalize
+    files = _ModelFiles(
+        folder=folder,
+        network=network,
+        hyperparameters=hyperparameters,
+        family=known,
+        modules=modules,
+        settings=settings,
+        tokenizer=tokenizer,
+        sparse=sparse,
+    )
+    own = _read_task_settings(task, files, overrides)
+    heads = own.heads
+    normalize = isinstance(heads[-1], NormalizeConfig) if heads else False
+    if own.multi:
+        normalize = own.multi.normalize
     truncate_dim = read_truncate_dim(folder) if task is EMBEDDING else None
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
-        heads, normalize = [*heads, TruncateConfig(truncate_dim)], False
+        heads, normalize = (*heads, TruncateConfig(truncate_dim)), False
     of_transformers = partial(load_tokenizer, folder, transformer, model_type)
     of_tasks = _task_prompts(folder, network, config)
-    prompts, default_prompt = read_prompts(folder, task, of_tasks, multi, overrides)
+    prompts, default_prompt = read_prompts(folder, task, of_tasks, own.multi, overrides)
     _check_overrides(task, overrides)
     of_modules = settings if modules else None
     template = (
-        read_pair_template(*(folder, transformer, of_transformers, of_modules, choice, len(labels)))
+        read_pair_template(
+            *(folder, transformer, of_transformers, of_modules, choice, len(own.labels))
+        )
         if task.output == "logits"
         else None
     )
     _check_prompts(template, prompts)
-    include_prompt = _override(include_prompt, overrides.include_prompt)
+    pools_logits = own.pooling == (classifier.LATE,)
+    include_prompt = _override(own.include_prompt, overrides.include_prompt)
+    outputs = _outputs(task, config, own.pooling, include_prompt, own.has_tokens)
     return SentenceConfig(
         family=model_type,
         transformer=transformer,
         max_tokens=_max_tokens(
             tokenizer, config, settings, overrides, published_limit(choice, of_transformers)
         ),
-        pooling=pooling,
+        pooling=("mean",) if pools_logits else own.pooling,
         include_prompt=include_prompt,
-        outputs=_outputs(task, config, pooling, include_prompt, tokens) + per_token,
-        projection=projection,
-        heads=tuple(heads[:-1] if normalize else heads),
+        outputs=outputs + own.per_token,
+        projection=own.projection,
+        heads=heads[:-1] if normalize else heads,
         normalize=_override(normalize, overrides.normalize),
         similarity=read_similarity(folder, task.output),
         matryoshka_dimensions=_matryoshka_dimensions(folder, network),
         truncation_side=tokenizer.truncation_side,
         token_types=max(1, config.type_vocab_size) if tokenizer.gives_token_types else 1,
-        labels=labels,
+        labels=own.labels,
         pools_logits=pools_logits,
-        skipped_id=skipped_id,
-        activation=_activation(folder, hyperparameters, task, len(labels)),
-        answers=answers,
+        skipped_id=own.skipped_id,
+        activation=_activation(folder, hyperparameters, task, len(own.labels)),
+        answers=own.answers,
         pair_template=template,
-        sparse=sparse,
+        sparse=own.sparse,
         routes=read_routes(folder),
-        multi=multi,
-        spans=spans,
-        unweighted=tokenizer.unweighted if "weights" in per_token else (),
+        multi=own.multi,
+        spans=own.spans,
+        unweighted=tokenizer.unweighted if "weights" in own.per_token else (),
         unknown_id=tokenizer.unknown_id if task.output == "tags" else None,
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
+    )
+
+
+def _read_task_settings(task: Task, files: _ModelFiles, overrides: Overrides) -> _TaskSettings:
+    """Return the settings of a task.
+
+    Raises:
+        CheckpointError: One is invalid or unsupported; the message names it.
+    """
+    folder, modules, tokenizer = files.folder, files.modules, files.tokenizer
+    hyperparameters, family, network = files.hyperparameters, files.family, files.network
+    if files.sparse:
+        masked_lm.check_supported(hyperparameters, family, network)
+        is_tied = bool(hyperparameters.get("tie_word_embeddings", True))
+        return _TaskSettings(sparse=replace(files.sparse, tied=is_tied))
+    if task is MULTI_VECTOR:
+        limit = overrides.max_tokens
+        multi = multi_vector.read_config(folder, modules, files.settings, tokenizer, limit)
+        return _TaskSettings(multi=multi)
+    if task is SPANS:
+        return _TaskSettings(spans=gliner.read_config(folder))
+    if task is TOKEN_CLASSIFICATION:
+        token_classifier.check_supported(hyperparameters, family, network)
+        return _TaskSettings(labels=classifier.read_labels(hyperparameters, network))
+    if task is CLASSIFICATION:
+        return _TaskSettings(
+            pooling=(classifier.read_pooling(hyperparameters, family, network),),
+            skipped_id=classifier.read_skipped_id(hyperparameters, family, network),
+            labels=classifier.read_labels(hyperparameters, network),
+        )
+    if task is LOGITS_OF_TOKENS:
+        chosen = answers_of(overrides.pair_template)
+        answers = logit_score.read_answers(folder, modules, hyperparameters, family, chosen)
+        return _TaskSettings(pooling=("last",), labels=(answers.label,), answers=answers)
+    pooling, include_prompt = read_pooling(folder, modules, network, family, overrides.pooling)
+    projection, has_tokens = _projection(family, hyperparameters, network, overrides.tokens)
+    heads = tuple(read_heads(folder, modules))
+    if task is SCORES:
+        labels = classifier.labels_of_scores(heads, include_prompt)
+        per_token: tuple[Output, ...] = ()
+    else:
+        labels, per_token = (), hybrid.read_outputs(folder, sparse=overrides.sparse)
+    return _TaskSettings(
+        pooling=pooling,
+        include_prompt=include_prompt,
+        heads=heads,
+        projection=projection,
+        has_tokens=has_tokens,
+        per_token=per_token,
+        labels=labels,
     )
 
 
