@@ -21,7 +21,7 @@ from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.parts import native_file
 from service.bulk.readers import Block, json_objects
 from service.bulk.sources import Source, open_source, reading
-from service.bulk.texts import copied_array, items_of
+from service.bulk.texts import copied_array, items_of, python_values
 from service.inference.tokenizing.sentences import sentence_starts
 
 # Relevance of documents, by the id of the query and of the document; above 0: relevant.
@@ -268,7 +268,7 @@ class _TextFile:
             texts = [f"{title or ''} {text or ''}".strip() for title, text in pairs]
         (column,) = self._source.copied
         values = copied_array(column.name, column.type, block.columns[column.name], errors)
-        ids = values.to_pylist()
+        ids = python_values(column.name, values, errors)
         for index, own in enumerate(ids):
             if own is None:
                 errors.setdefault(index, f"its id {_NULL}")
@@ -313,7 +313,9 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
     with reading(str(path)):
         for number, fields in _judgement_fields(path):
             try:
-                query, document, value = fields
+                query, document, value = (
+                    own.decode() if isinstance(own, bytes) else own for own in fields
+                )
                 if None in (query, document):
                     raise ValueError
                 relevance = _relevance(value)

@@ -288,6 +288,25 @@ def test_ids_are_integers_of_any_length(run: Evaluate, tmp_path: Path) -> None:
     assert results["measures"]["hits@3"] == 1
 
 
+@pytest.mark.parametrize("binary", ["corpus", "queries", "qrels"])
+def test_binary_ids_of_parquet_are_texts(run: Evaluate, tmp_path: Path, binary: str) -> None:
+    ids = ["a1", "é2", "a3"]
+    own: dict[str, Any] = dict.fromkeys(("corpus", "queries", "qrels"), ids)
+    own[binary] = pa.array([each.encode() for each in ids])
+    texts = [f"text {each}" for each in ids]
+    for name in ("corpus", "queries"):
+        pq.write_table(pa.table({"id": own[name], "text": texts}), tmp_path / f"{name}.parquet")
+    judgements = {"query-id": own["qrels"], "corpus-id": own["qrels"], "score": [1, 1, 1]}
+    pq.write_table(pa.table(judgements), tmp_path / "qrels.parquet")
+    corpus, queries, qrels = (tmp_path / f"{name}.parquet" for name in own)
+    results = run(files=CollectionFiles(corpus, queries, qrels))
+    assert results["collection"]["judgements_of_unknown_documents"] == 0
+    assert results["measures"]["hits@3"] == 1
+    assert {
+        document for each in rankings_of(tmp_path / "output").values() for document in each
+    } == {*ids}
+
+
 def test_title_that_only_late_documents_have_is_put_before_their_text(
     run: Evaluate, collection: Path, tmp_path: Path
 ) -> None:
