@@ -335,6 +335,18 @@ def test_documents_are_those_of_all_files_of_a_folder(
         run(files=files)
 
 
+def test_model_may_be_in_a_folder_of_any_name(
+    run: Evaluate, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    path = tmp_path / os.fsdecode(b"\xe9")
+    shutil.copytree(small_artifact.path, path)
+    expected = run(output=tmp_path / "expected", settings={"engine": "openvino"})
+    actual = run(model=path, settings={"engine": "openvino"})
+    assert actual["queries"] == expected["queries"]
+    written = json.loads((tmp_path / "output" / "results.json").read_bytes())
+    assert written["jobs"]["documents"]["artifact"] == f"{tmp_path}/\\xe9"
+
+
 @pytest.mark.parametrize("name", ["run:2", "~", os.fsdecode(b"\xe9")])
 def test_folder_may_have_any_name(
     run: Evaluate,
