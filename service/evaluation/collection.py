@@ -20,7 +20,13 @@ import pyarrow.parquet as pq
 from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.parts import native_file
 from service.bulk.readers import Block, json_objects
-from service.bulk.sources import Source, open_source, reading
+from service.bulk.sources import (
+    Source,
+    check_not_compressed,
+    open_source,
+    reading,
+    suffix_format,
+)
 from service.bulk.texts import copied_array, items_of, python_values
 from service.inference.tokenizing.sentences import sentence_starts
 
@@ -308,6 +314,7 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
 
     Raises:
         BulkError: A judgement is invalid, or there is none.
+        OptionError: The file is compressed, or lacks a column.
     """
     judgements: dict[str, dict[str, int]] = {}
     with reading(str(path)):
@@ -358,8 +365,14 @@ def _relevance(value: object) -> int:
 
 
 def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
-    """Yield the number and the fields of each judgement."""
-    if path.suffix == ".parquet":
+    """Yield the number and the fields of each judgement.
+
+    Raises:
+        OptionError: The file is compressed, or lacks a column.
+    """
+    check_not_compressed(path)
+    format_ = suffix_format(path)
+    if format_ == "parquet":
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]  # as Spark writes it
         table = pa.concat_tables([pq.ParquetFile(native_file(file)).read() for file in files])
         if missing := set(_JUDGEMENT_COLUMNS) - set(table.column_names):
@@ -371,7 +384,7 @@ def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         for number, line in enumerate(lines, 1):
             if line.isspace():
                 continue
-            if path.suffix == ".jsonl":
+            if format_ == "jsonl":
                 yield number, _json_fields(line)
                 continue
             tabs = line.rstrip("\r\n").split("\t")

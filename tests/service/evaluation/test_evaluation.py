@@ -1,6 +1,7 @@
 """Evaluations: rankings and measures of each kind of model, and what is kept and refused."""
 
 import asyncio
+import gzip
 import json
 import os
 import shutil
@@ -264,11 +265,13 @@ def test_formats_of_files_give_the_same_results(
     (tmp_path / "qrels.jsonl").write_text("\ufeff" + "\n".join(lines))  # and blank lines
     table = pa.table(dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)))
     pq.write_table(table, tmp_path / "qrels.parquet")
+    for name, copy in (("qrels.jsonl", "qrels.NDJSON"), ("qrels.parquet", "qrels.pq")):
+        shutil.copy(tmp_path / name, tmp_path / copy)
     documents = texts_of(collection, "corpus")
     table = pa.table({"id": list(documents), "text": list(documents.values())})
     pq.write_table(table, tmp_path / "corpus.parquet")
     expected = run(output=tmp_path / "expected")["queries"]
-    for name in ("trec.txt", "qrels.jsonl", "qrels.parquet"):
+    for name in ("trec.txt", "qrels.jsonl", "qrels.parquet", "qrels.NDJSON", "qrels.pq"):
         files = CollectionFiles(
             tmp_path / "corpus.parquet", collection / "queries.jsonl", tmp_path / name
         )
@@ -481,6 +484,17 @@ def test_invalid_files_are_refused_by_name_and_record(
     with pytest.raises(BulkError, match=message) as error:
         run(folder=folder)
     assert str(folder / file) in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".ZST"])
+def test_compressed_judgements_are_refused_in_a_sentence(
+    run: Evaluate, collection: Path, tmp_path: Path, suffix: str
+) -> None:
+    qrels = tmp_path / f"test.tsv{suffix}"
+    qrels.write_bytes(gzip.compress((collection / "qrels" / "test.tsv").read_bytes()))
+    files = CollectionFiles(collection / "corpus.jsonl", collection / "queries.jsonl", qrels)
+    with pytest.raises(OptionError, match=f"test.tsv{suffix} must not be compressed"):
+        run(files=files)
 
 
 def test_models_without_vectors_are_refused(run: Evaluate, reranker: Artifact) -> None:
