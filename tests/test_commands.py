@@ -223,6 +223,18 @@ def test_closed_output_stops_no_command(
     getattr(sys, closed).close()
 
 
+@pytest.mark.parametrize("verb", VERBS)
+def test_interrupted_command_ends_without_a_traceback(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VERBS[verb][0].replace(":", "."), run)
+    assert commands_of_vitrine.main([verb, "model"]) == 130
+    assert capfd.readouterr().err == ""
+
+
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="0"):
         commands_of_vitrine.main(["--help"])
