@@ -3,6 +3,7 @@
 import argparse
 import os
 import select
+import signal
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -38,17 +39,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, (_, summary) in COMMANDS.items():
         verbs.add_parser(name, help=summary, add_help=False)
     function, _ = COMMANDS[parser.parse_args(words[:1]).command]
-    if isinstance(sys.stdout, TextIOWrapper):  # its encoding can lack characters of a text
-        sys.stdout.reconfigure(errors="backslashreplace")
+    _prepare_streams()
     try:
         status: int = resolve_name(function)(words[1:])
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT  # as in shells
     except BrokenPipeError:
         if not _is_unread(sys.stdout.fileno()):
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
-        return 1
-    return status
+    except OSError as error:
+        if error.filename is not None:  # not of an open file
+            raise
+        print(
+            f"vitrine {words[0]}: the output cannot be written: {error.strerror}", file=sys.stderr
+        )
+    else:
+        return status
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
+    return 1
+
+
+def _prepare_streams() -> None:
+    """Make standard output and error accept any text."""
+    for stream in ("stdout", "stderr"):
+        if getattr(sys, stream) is None:  # closed, as by `>&-`
+            setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
+    if isinstance(sys.stdout, TextIOWrapper):  # its encoding can lack characters of a text
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _is_unread(file: int) -> bool:

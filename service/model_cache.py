@@ -92,35 +92,45 @@ def absolute_if_local(name: object) -> object:
     return name
 
 
-class _Signer(BaseModel):
+class _Models(BaseModel):
+    cache: str | None = None
     verify: Path | None = None
 
 
-class _SignerSettings(BaseSettings):
+class _ModelsSettings(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix="VITRINE_", env_nested_delimiter="__", extra="ignore"
     )
 
-    models: _Signer = _Signer()
+    models: _Models = _Models()
+
+
+def _models_settings() -> _Models:
+    """Return settings `models` of the environment, for commands without settings.
+
+    Raises:
+        ArtifactError: A variable is invalid.
+    """
+    try:
+        return _ModelsSettings().models
+    except ValueError as error:
+        raise ArtifactError("VITRINE_MODELS, or a variable that it begins, is invalid") from error
 
 
 def required_signer() -> Path | None:
-    """Return the setting `models.verify` of the environment, for commands without settings.
+    """Return the setting `models.verify` of the environment.
 
     Raises:
         ArtifactError: The variable is invalid.
     """
-    try:
-        file = _SignerSettings().models.verify
-    except ValueError as error:
-        raise ArtifactError("VITRINE_MODELS__VERIFY, or VITRINE_MODELS, is invalid") from error
+    file = _models_settings().verify
     if file == Path():  # of an empty variable
         raise ArtifactError("VITRINE_MODELS__VERIFY is empty; it must be a file, or not be set")
     return None if file is None else file.absolute()  # Ray's workers run in other folders
 
 
 def _default_cache() -> Path:
-    if folder := os.environ.get("VITRINE_MODELS__CACHE"):  # also for commands without settings
+    if folder := _models_settings().cache:
         return Path(folder)
     # Relative values are invalid: https://specifications.freedesktop.org/basedir-spec
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
@@ -265,7 +275,7 @@ def _entry(name: str, options: Sequence[str], cache: Path) -> _CachedModel:
 
 
 def _file_name(model: str) -> str:
-    return quote(model.replace("/", "--"), safe="")
+    return quote(os.fsencode(model.replace("/", "--")), safe="")
 
 
 def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:

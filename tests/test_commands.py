@@ -4,6 +4,7 @@
 """
 
 import argparse
+import errno
 import os
 import pkgutil
 import re
@@ -183,6 +184,55 @@ def test_pipe_other_than_the_output_that_breaks_is_no_quiet_end(
         monkeypatch.setattr(sys, "stdout", output)
         with pytest.raises(BrokenPipeError):
             commands_of_vitrine.main(["bom", "model"])
+
+
+@pytest.mark.parametrize("buffering", [1, -1])
+def test_output_on_a_full_disk_is_one_sentence(
+    buffering: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    small_artifact: Artifact,
+) -> None:
+    with open("/dev/full", "w", buffering=buffering) as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert commands_of_vitrine.main(["bom", str(small_artifact.path)]) == 1
+    expected = f"vitrine bom: the output cannot be written: {os.strerror(errno.ENOSPC)}\n"
+    assert capfd.readouterr().err == expected
+
+
+def test_error_of_a_file_is_not_said_to_be_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(_: Sequence[str]) -> int:
+        raise FileNotFoundError(errno.ENOENT, "No such file", "a file")
+
+    monkeypatch.setattr("service.provenance.bom", run)
+    with pytest.raises(FileNotFoundError):
+        commands_of_vitrine.main(["bom", "model"])
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_closed_output_stops_no_command(
+    closed: str, monkeypatch: pytest.MonkeyPatch, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys, closed, None)
+    (tmp_path / "texts.txt").write_text("a text")
+    model = str(small_artifact.path)
+    assert commands_of_vitrine.main(["bom", model]) == 0
+    assert commands_of_vitrine.main(["explain", "a text", "texts", "--model", model]) == 0
+    words = ["encode", str(tmp_path / "texts.txt"), str(tmp_path / "vectors"), "--model", model]
+    assert commands_of_vitrine.main(words) == 0
+    getattr(sys, closed).close()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_interrupted_command_ends_without_a_traceback(
+    verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(_: Sequence[str]) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(VERBS[verb][0].replace(":", "."), run)
+    assert commands_of_vitrine.main([verb, "model"]) == 130
+    assert capfd.readouterr().err == ""
 
 
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:

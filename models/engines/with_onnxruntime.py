@@ -24,6 +24,7 @@ from models.engines.engine import (
 )
 from models.engines.outputs import Precision
 from models.packing import PackedBatch
+from models.printable import printable
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -61,6 +62,9 @@ def onnxruntime_session(
         profile: Path prefix of the profile file, which lists the time of each node; "": no
             profiling.
         folder: Folder with the weights of a serialised graph; None: the graph contains them.
+
+    Raises:
+        EngineError: The path is not valid UTF-8.
     """
     import onnxruntime
 
@@ -79,12 +83,29 @@ def onnxruntime_session(
         key = "session.model_external_initializers_file_folder_path"
         options.add_session_config_entry(key, str(folder))
     return onnxruntime.InferenceSession(
-        graph if isinstance(graph, bytes) else str(graph),
+        graph if isinstance(graph, bytes) else _utf8(graph),
         options,
         providers=["CPUExecutionProvider"],
         # On CPU, SkipLayerNormalization is 4 to 9 times slower than Add and LayerNormalization.
         disabled_optimizers=["SkipLayerNormFusion"],
     )
+
+
+def _utf8(graph: Path) -> str:
+    """Return a path as onnxruntime takes it.
+
+    Raises:
+        EngineError: It is not valid UTF-8.
+    """
+    name = str(graph)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise EngineError(
+            f"onnxruntime cannot open {printable(name)}, because its path is not valid UTF-8; "
+            "rename the folder, or use another engine"
+        ) from None
+    return name
 
 
 class CudaEngine:
@@ -137,7 +158,7 @@ def open_on_gpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
     refusal = f"cuda in {precision} is not usable: onnxruntime cannot compute on GPU {hardware.gpu}"
     try:
         session = onnxruntime.InferenceSession(
-            str(graph.path),
+            _utf8(graph.path),
             options,
             # TF32 would reduce float32's 23 mantissa bits to 10.
             providers=[("CUDAExecutionProvider", {"device_id": hardware.gpu, "use_tf32": 0})],

@@ -73,10 +73,7 @@ class _JsonWriter:
         self._file = files[0].open("wb")
 
     def add(self, rows: pa.RecordBatch) -> None:
-        columns = {
-            name: _vectors(rows.column(name)) if name == _VECTORS else _values(rows.column(name))
-            for name in rows.schema.names
-        }
+        columns = {name: _values(name, rows.column(name)) for name in rows.schema.names}
         for values in zip(*columns.values(), strict=True):
             self._file.write(json_line(dict(zip(columns, values, strict=True))))
 
@@ -125,8 +122,18 @@ class _NumpyWriter:
                 np.save(file, np.concatenate(self._vectors))
 
 
-def _values(column: pa.Array) -> list[Any]:
-    return list(column.to_pylist())
+def _values(name: str, column: pa.Array) -> list[Any]:
+    return _vectors(column) if name == _VECTORS and _has_vectors(column) else column.to_pylist()
+
+
+def _has_vectors(column: pa.Array) -> bool:
+    """Return whether a column has vectors or lists of them: a copied one can lack them."""
+    vectors = column.flatten() if pa.types.is_list(column.type) else column
+    if not pa.types.is_fixed_size_list(vectors.type):
+        return False
+    values = vectors.flatten()
+    is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+    return is_number and not values.null_count
 
 
 def _vectors(column: pa.Array) -> list[Any]:

@@ -100,7 +100,8 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
     """Find and hash the input files, and check their columns.
 
     Raises:
-        OptionError: There is no such file or column, or its format is unknown.
+        OptionError: There is no such file or column, or its format is unknown. Or a file is
+            compressed that cannot be.
         BulkError: A file cannot be read.
     """
     texts = tuple(options.text_columns(kind))
@@ -108,6 +109,9 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
         return _open_stdin(options, texts)
     paths = _find(options)
     format_ = _format_of(paths, options.input_format)
+    if format_ == "parquet":
+        for path in paths:
+            check_not_compressed(path)
     _check_lines(format_, texts)
 
     def columns(opened: Iterable[AbstractContextManager[BinaryIO]]) -> pa.Schema:
@@ -131,6 +135,8 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
 def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     if options.inputs != (STDIN,):
         raise OptionError("- (standard input) must be the only input")
+    if sys.stdin is None:
+        raise OptionError("standard input is closed")
     format_ = options.input_format or "text"
     if format_ == "parquet":
         raise OptionError("Parquet cannot be read from standard input; write it to a file")
@@ -213,7 +219,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 def _is_input(file: Path, folder: Path, options: BulkOptions) -> bool:
     hidden = any(part[0] in "._" for part in file.relative_to(folder).parts)
-    is_known = options.input_format is not None or _suffix_format(file) is not None
+    is_known = options.input_format is not None or suffix_format(file) is not None
     return file.is_file() and is_known and not hidden and not _is_output(file, options)
 
 
@@ -221,7 +227,18 @@ def _is_output(file: Path, options: BulkOptions) -> bool:
     return file.resolve().is_relative_to(options.output.resolve())
 
 
-def _suffix_format(path: Path) -> InputFormat | None:
+def check_not_compressed(path: Path) -> None:
+    """Check the name of a file that is read as it is.
+
+    Raises:
+        OptionError: It is that of a compressed file.
+    """
+    if path.suffix.lower() in _COMPRESSIONS:
+        raise OptionError(f"{path} must not be compressed; decompress it")
+
+
+def suffix_format(path: Path) -> InputFormat | None:
+    """Return the format that the name of a file says; None: it says none."""
     name = path.name.lower()
     for compression in _COMPRESSIONS:
         name = name.removesuffix(compression)
@@ -229,7 +246,7 @@ def _suffix_format(path: Path) -> InputFormat | None:
 
 
 def _format_of(paths: Sequence[Path], format_: InputFormat | None) -> InputFormat:
-    formats = {format_ or _suffix_format(path): path for path in paths}
+    formats = {format_ or suffix_format(path): path for path in paths}
     if None in formats:
         raise OptionError(
             f"the format of {formats[None]} is unknown; known suffixes are "

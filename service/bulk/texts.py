@@ -57,7 +57,7 @@ def items_of(
 def _texts(name: str, columns: Mapping[str, Values], errors: dict[int, str]) -> list[str | None]:
     """Return the texts in a column, None with an error."""
     texts: list[str | None] = []
-    for index, value in enumerate(_python_values(name, columns[name], errors)):
+    for index, value in enumerate(python_values(name, columns[name], errors)):
         text = value if isinstance(value, str) else None
         if text is None and index not in errors:
             problem = "is null or missing" if value is None else "is not a text"
@@ -70,7 +70,7 @@ def _filled(
     template: str, names: Sequence[str], block: Block, errors: dict[int, str]
 ) -> list[str | None]:
     """Return the template with the values of each record; nulls are empty."""
-    columns = [_python_values(name, block.columns[name], errors) for name in names]
+    columns = [python_values(name, block.columns[name], errors) for name in names]
     texts: list[str | None] = []
     for index, values in enumerate(zip(*columns, strict=True)):
         if index not in errors and all(value is None for value in values):
@@ -85,7 +85,7 @@ def _filled(
     return texts
 
 
-def _python_values(name: str, values: Values, errors: dict[int, str]) -> list[object]:
+def python_values(name: str, values: Values, errors: dict[int, str]) -> list[object]:
     """Return the values of a column; one that Python cannot hold is None, and an error.
 
     Bytes are read as UTF-8: some tools write texts as binary columns.

@@ -20,8 +20,14 @@ import pyarrow.parquet as pq
 from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.parts import native_file
 from service.bulk.readers import Block, json_objects
-from service.bulk.sources import Source, open_source, reading
-from service.bulk.texts import copied_array, items_of
+from service.bulk.sources import (
+    Source,
+    check_not_compressed,
+    open_source,
+    reading,
+    suffix_format,
+)
+from service.bulk.texts import copied_array, items_of, python_values
 from service.inference.tokenizing.sentences import sentence_starts
 
 # Relevance of documents, by the id of the query and of the document; above 0: relevant.
@@ -268,7 +274,7 @@ class _TextFile:
             texts = [f"{title or ''} {text or ''}".strip() for title, text in pairs]
         (column,) = self._source.copied
         values = copied_array(column.name, column.type, block.columns[column.name], errors)
-        ids = values.to_pylist()
+        ids = python_values(column.name, values, errors)
         for index, own in enumerate(ids):
             if own is None:
                 errors.setdefault(index, f"its id {_NULL}")
@@ -308,12 +314,15 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
 
     Raises:
         BulkError: A judgement is invalid, or there is none.
+        OptionError: The file is compressed, or lacks a column.
     """
     judgements: dict[str, dict[str, int]] = {}
     with reading(str(path)):
         for number, fields in _judgement_fields(path):
             try:
-                query, document, value = fields
+                query, document, value = (
+                    own.decode() if isinstance(own, bytes) else own for own in fields
+                )
                 if None in (query, document):
                     raise ValueError
                 relevance = _relevance(value)
@@ -356,8 +365,14 @@ def _relevance(value: object) -> int:
 
 
 def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
-    """Yield the number and the fields of each judgement."""
-    if path.suffix == ".parquet":
+    """Yield the number and the fields of each judgement.
+
+    Raises:
+        OptionError: The file is compressed, or lacks a column.
+    """
+    check_not_compressed(path)
+    format_ = suffix_format(path)
+    if format_ == "parquet":
         files = sorted(path.glob("*.parquet")) if path.is_dir() else [path]  # as Spark writes it
         table = pa.concat_tables([pq.ParquetFile(native_file(file)).read() for file in files])
         if missing := set(_JUDGEMENT_COLUMNS) - set(table.column_names):
@@ -369,7 +384,7 @@ def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:
         for number, line in enumerate(lines, 1):
             if line.isspace():
                 continue
-            if path.suffix == ".jsonl":
+            if format_ == "jsonl":
                 yield number, _json_fields(line)
                 continue
             tabs = line.rstrip("\r\n").split("\t")

@@ -13,6 +13,7 @@ A job that was interrupted continues where it was.
 import asyncio
 import ctypes
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -337,7 +338,8 @@ def _job_description(folder: Path, job: Job) -> dict[str, object]:
     errors = [pq.ParquetFile(native_file(path)).read(["error"]).column(0) for path in parts]
     settings["errors"] = sum(len(column) - column.null_count for column in errors)
     if isinstance(job, BulkOptions):
-        settings["artifact"] = str(job.model.absolute())
+        # JSON cannot have names that are not UTF-8.
+        settings["artifact"] = os.fsencode(job.model.absolute()).decode(errors="backslashreplace")
     return settings
 
 

@@ -27,7 +27,7 @@ from service.__main__ import main as serve
 from service.artifacts import with_artifacts
 from service.bulk.command_line import main as bulk
 from service.inference.model.opening import open_model
-from service.model_cache import _export_options
+from service.model_cache import _export_options, artifact_of
 from service.settings import EngineSettings, ModelSettings, ModelsSettings, ServedModel, Settings
 from tests.conftest import MINILM
 from tests.eventually import eventually
@@ -278,6 +278,37 @@ def test_bulk_encoding_takes_names_from_the_same_cache(
     assert "nowhere does not exist; a model is a folder, an installed" in capsys.readouterr().err
     assert encode("fourth", "./tiny", "--engine", "tensorrt") == 2
     assert "unknown engine 'tensorrt'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("vitrine_models__cache", "{cache}"),
+        ("VITRINE_MODELS", '{{"cache": "{cache}", "watch_s": 5}}'),
+    ],
+)
+def test_bulk_encoding_takes_the_cache_of_any_variable_of_the_setting(
+    folder: Path,
+    cache: Path,
+    exports: list[Sequence[str]],
+    monkeypatch: pytest.MonkeyPatch,
+    variable: str,
+    value: str,
+) -> None:
+    monkeypatch.delenv("VITRINE_MODELS__CACHE", raising=False)
+    monkeypatch.setenv(variable, value.format(cache=cache))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder.parent / "other"))
+    expected = with_artifacts(Settings(model=ModelSettings(path=folder))).model.path
+    assert expected.is_relative_to(cache)
+    assert artifact_of(folder, "auto", "float32", None) == expected
+    assert len(exports) == 1
+
+
+def test_folder_whose_name_is_not_utf8_is_refused_in_a_sentence(folder: Path, cache: Path) -> None:
+    path = folder.rename(folder.with_name(os.fsdecode(b"\xe9")))
+    with pytest.raises(ArtifactError, match=r"cannot be exported: .*is not valid UTF-8"):
+        find(path, cache)
+    assert [own.name for own in cache.iterdir()] == ["%E9"]
 
 
 @pytest.mark.parametrize(

@@ -372,7 +372,7 @@ def test_commands_require_the_signer_that_the_service_requires(
     ("variable", "value", "problem"),
     [
         ("VITRINE_MODELS__VERIFY", "", "VITRINE_MODELS__VERIFY is empty"),
-        ("VITRINE_MODELS", "signer.pem", "VITRINE_MODELS__VERIFY, or VITRINE_MODELS, is invalid"),
+        ("VITRINE_MODELS", "signer.pem", "VITRINE_MODELS, or a variable that it begins, is"),
     ],
 )
 def test_commands_refuse_a_variable_of_the_signer_that_names_no_file(

@@ -1,6 +1,6 @@
 // Exports of a section's results: link, HTML report, picture, tables, requests and responses.
 
-import { changedInputs } from "./inputs.js";
+import { changedInputs, inputs } from "./inputs.js";
 import { curl } from "./request.js";
 import { download, pictureOf, reportOf } from "./report.js";
 import { key, part, sections, state } from "./state.js";
@@ -20,14 +20,18 @@ const EXPORTS = {
   json: (name) => download(`vitrine-${name}.json`, "application/json", JSON.stringify(record(name), (_, value) => finite(value), 1)),
   csv: (name) => download(`vitrine-${name}.csv`, "text/csv", csv(name)),
   picture: async (name) => download(`vitrine-${name}.png`, "image/png", await pictureOf(name)),
-  report: (name) => download(`vitrine-${name}.html`, "text/html", reportOf(name, record(name), link(name))),
+  report: (name) => {
+    // The fields may have been changed since the run.
+    const values = part(name, "stale").hidden ? inputs() : sections[name].inputs;
+    download(`vitrine-${name}.html`, "text/html", reportOf(name, values, record(name), link(name, values)));
+  },
 };
 
 // The page's URL with the model's name, which is not in the URL of the default model.
-function link(name) {
+function link(name, values = inputs()) {
   const url = new URL(location.href);
   url.search = `?model=${encodeURIComponent(state.model.name)}`;
-  url.hash = String(new URLSearchParams({ tab: name, ...Object.fromEntries(changedInputs()), run: "1" }));
+  url.hash = String(new URLSearchParams({ tab: name, ...Object.fromEntries(changedInputs(values)), run: "1" }));
   return url.href;
 }
 

@@ -21,8 +21,7 @@ export function onInput(listener) {
 
 // Every input that differs from its default, except the API key, which has no name, and lists that are too long for a
 // URL. An edited text starts as the text itself.
-export function changedInputs() {
-  const values = inputs();
+export function changedInputs(values = inputs()) {
   const initial = { ...defaults, "edited-a": values.a, "edited-b": values.b };
   return Object.entries(values).filter(([name, value]) => !isLocal(inputOf(name)) && String(value) !== String(initial[name]) && !(name.startsWith("edited-") && value === ""));
 }

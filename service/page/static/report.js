@@ -44,11 +44,12 @@ function contents(name) {
     [element("h2", {}, "What if the text were different?"), copyOf(outcome)])];
 }
 
-export function reportOf(name, record, link) {
+// `values`: the inputs that the results are of.
+export function reportOf(name, values, record, link) {
   const file = document.implementation.createHTMLDocument(`Vitrine: ${document.querySelector(`#tab-${name}`).textContent}`);
   const heading = document.querySelector(`#${name} h2`).innerText;
   const texts = [...document.querySelectorAll(".texts label, .stated")].filter(({ offsetParent }) => offsetParent)
-    .map((label) => [label.querySelector(".name:not([hidden])").textContent, label.querySelector("textarea, input, select").value]);
+    .map((label) => [label.querySelector(".name:not([hidden])").textContent, values[label.querySelector("textarea, input, select").name]]);
   const policy = element("meta", { httpEquiv: "Content-Security-Policy", content: "default-src 'none'; style-src 'unsafe-inline'; img-src data:" });
   const data = element("script", { type: "application/json", id: "data", textContent: JSON.stringify(record).replaceAll("<", "\\u003c") });
   file.documentElement.lang = "en";

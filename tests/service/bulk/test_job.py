@@ -457,6 +457,28 @@ def test_copied_columns_are_the_same_in_json_lines(
     }
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array(["a", None]),
+        pa.array([[0.5, 2.0], []]),
+        pa.array([[1, None], None], pa.list_(pa.int64(), 2)),
+        pa.array([[True, False], None], pa.list_(pa.bool_(), 2)),
+        pa.array([[0.5, 0.25], None], pa.list_(pa.float16(), 2)),
+        pa.array([[["a"]], [None]], pa.list_(pa.list_(pa.string(), 1))),
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_copied_column_with_the_name_of_vectors_may_have_any_type(
+    encode: Encode, tmp_path: Path, output: Path, values: pa.Array
+) -> None:
+    table = pa.table({"text": ["x", "y"], "query": ["x", "y"], "embedding": values})
+    pq.write_table(table, tmp_path / "a.parquet")
+    encode(tmp_path / "a.parquet", kind="scores", columns=("embedding",), format="jsonl")
+    rows = map(json.loads, (output / "part-00000.jsonl").read_text().splitlines())
+    assert [row["embedding"] for row in rows] == values.to_pylist()
+
+
 def test_json_values_that_no_column_type_holds_are_copied_as_json(
     encode: Encode, tmp_path: Path, output: Path
 ) -> None:

@@ -342,6 +342,7 @@ def test_large_records_are_in_small_blocks(tmp_path: Path) -> None:
     [
         ({}, "none.txt", "there is no input file at "),
         ({"a.md": ""}, "a.md", "the format of .*a.md is unknown; known suffixes are .parquet"),
+        ({"a.parquet.zst": ""}, "", "a.parquet.zst must not be compressed; decompress it"),
         ({"a.txt": "x", "b.csv": "text"}, "", "the input files have several formats: text, csv"),
         ({"a.csv": "id,body\n"}, "a.csv", "a.csv has no column 'text'; its columns are: id, body"),
         ({"a.jsonl": '{"body": 1}\n'}, "a.jsonl", "has no column 'text'; its columns are: body"),
@@ -356,6 +357,12 @@ def test_missing_files_formats_and_columns_are_refused(
         (tmp_path / name).write_text(content)
     with pytest.raises(OptionError, match=message):
         open_source(options(tmp_path / inputs), "dense")
+
+
+def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    with pytest.raises(OptionError, match="standard input is closed"):
+        open_source(options("-"), "dense")
 
 
 def test_scores_of_text_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

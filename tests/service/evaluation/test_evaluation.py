@@ -1,6 +1,7 @@
 """Evaluations: rankings and measures of each kind of model, and what is kept and refused."""
 
 import asyncio
+import gzip
 import json
 import os
 import shutil
@@ -264,11 +265,13 @@ def test_formats_of_files_give_the_same_results(
     (tmp_path / "qrels.jsonl").write_text("\ufeff" + "\n".join(lines))  # and blank lines
     table = pa.table(dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True)))
     pq.write_table(table, tmp_path / "qrels.parquet")
+    for name, copy in (("qrels.jsonl", "qrels.NDJSON"), ("qrels.parquet", "qrels.pq")):
+        shutil.copy(tmp_path / name, tmp_path / copy)
     documents = texts_of(collection, "corpus")
     table = pa.table({"id": list(documents), "text": list(documents.values())})
     pq.write_table(table, tmp_path / "corpus.parquet")
     expected = run(output=tmp_path / "expected")["queries"]
-    for name in ("trec.txt", "qrels.jsonl", "qrels.parquet"):
+    for name in ("trec.txt", "qrels.jsonl", "qrels.parquet", "qrels.NDJSON", "qrels.pq"):
         files = CollectionFiles(
             tmp_path / "corpus.parquet", collection / "queries.jsonl", tmp_path / name
         )
@@ -286,6 +289,25 @@ def test_ids_are_integers_of_any_length(run: Evaluate, tmp_path: Path) -> None:
     results = run(files=CollectionFiles(corpus, queries, qrels))
     assert results["collection"]["judgements_of_unknown_documents"] == 0
     assert results["measures"]["hits@3"] == 1
+
+
+@pytest.mark.parametrize("binary", ["corpus", "queries", "qrels"])
+def test_binary_ids_of_parquet_are_texts(run: Evaluate, tmp_path: Path, binary: str) -> None:
+    ids = ["a1", "é2", "a3"]
+    own: dict[str, Any] = dict.fromkeys(("corpus", "queries", "qrels"), ids)
+    own[binary] = pa.array([each.encode() for each in ids])
+    texts = [f"text {each}" for each in ids]
+    for name in ("corpus", "queries"):
+        pq.write_table(pa.table({"id": own[name], "text": texts}), tmp_path / f"{name}.parquet")
+    judgements = {"query-id": own["qrels"], "corpus-id": own["qrels"], "score": [1, 1, 1]}
+    pq.write_table(pa.table(judgements), tmp_path / "qrels.parquet")
+    corpus, queries, qrels = (tmp_path / f"{name}.parquet" for name in own)
+    results = run(files=CollectionFiles(corpus, queries, qrels))
+    assert results["collection"]["judgements_of_unknown_documents"] == 0
+    assert results["measures"]["hits@3"] == 1
+    assert {
+        document for each in rankings_of(tmp_path / "output").values() for document in each
+    } == {*ids}
 
 
 def test_title_that_only_late_documents_have_is_put_before_their_text(
@@ -314,6 +336,18 @@ def test_documents_are_those_of_all_files_of_a_folder(
     (folder / "b.jsonl").write_text("".join(lines[71:]))
     with pytest.raises(OptionError, match="has other texts than those given"):
         run(files=files)
+
+
+def test_model_may_be_in_a_folder_of_any_name(
+    run: Evaluate, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    path = tmp_path / os.fsdecode(b"\xe9")
+    shutil.copytree(small_artifact.path, path)
+    expected = run(output=tmp_path / "expected", settings={"engine": "openvino"})
+    actual = run(model=path, settings={"engine": "openvino"})
+    assert actual["queries"] == expected["queries"]
+    written = json.loads((tmp_path / "output" / "results.json").read_bytes())
+    assert written["jobs"]["documents"]["artifact"] == f"{tmp_path}/\\xe9"
 
 
 @pytest.mark.parametrize("name", ["run:2", "~", os.fsdecode(b"\xe9")])
@@ -450,6 +484,17 @@ def test_invalid_files_are_refused_by_name_and_record(
     with pytest.raises(BulkError, match=message) as error:
         run(folder=folder)
     assert str(folder / file) in str(error.value)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".ZST"])
+def test_compressed_judgements_are_refused_in_a_sentence(
+    run: Evaluate, collection: Path, tmp_path: Path, suffix: str
+) -> None:
+    qrels = tmp_path / f"test.tsv{suffix}"
+    qrels.write_bytes(gzip.compress((collection / "qrels" / "test.tsv").read_bytes()))
+    files = CollectionFiles(collection / "corpus.jsonl", collection / "queries.jsonl", qrels)
+    with pytest.raises(OptionError, match=f"test.tsv{suffix} must not be compressed"):
+        run(files=files)
 
 
 def test_models_without_vectors_are_refused(run: Evaluate, reranker: Artifact) -> None:

@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
 
 import httpx2
 import numpy as np
@@ -147,3 +148,16 @@ def test_report_opens_without_a_service_and_requests_nothing(
         )
         online = {**offline, "offline": False}
         page.execute_cdp_cmd("Network.emulateNetworkConditions", online)
+
+
+def test_report_of_old_results_has_the_texts_that_they_are_of(
+    page: Browser, exported: Export
+) -> None:
+    type_text(page, "a", "Rain.")
+    assert find(page, "#explain .stale").is_displayed()
+    page.get(exported("explain", "report").as_uri())
+    assert texts(page, ".facts dd")[:2] == [CAT, FELINE]
+    link = find(page, "p a").get_attribute("href") or ""
+    assert "a" not in parse_qs(urlsplit(link).fragment)
+    record = json.loads(find(page, "#data").get_attribute("textContent") or "")
+    assert record["runs"][0]["request"]["queries"] == CAT

@@ -1,6 +1,7 @@
 """Artifacts of unknown origin, with right hashes: each is refused with its fault, or harmless."""
 
 import asyncio
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -122,6 +123,17 @@ async def test_faulty_graph_is_refused(
     with pytest.raises((ArtifactError, EngineError), match=expected) as caught:
         await open_model(folder, ModelOptions(engine=engine, threads=1))
     assert str(caught.value).isprintable()
+
+
+async def test_path_that_onnxruntime_cannot_open_is_refused_in_a_sentence(folder: Path) -> None:
+    path = folder.with_name(os.fsdecode(b"\xe9"))
+    shutil.copytree(folder, path)
+    expected = r"onnxruntime cannot open .*\\udce9/model.onnx, because its path is not valid UTF-8"
+    with pytest.raises(EngineError, match=expected) as caught:
+        await open_model(path, ModelOptions(engine="onnxruntime", threads=1))
+    assert str(caught.value).isprintable()
+    async with await open_model(path, ModelOptions(engine="openvino", threads=1)) as model:
+        assert (await model.encode(["a text"])).vectors.shape[0] == 1
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\x08", b"x" * 99])
