@@ -15,6 +15,7 @@ from typing import Any
 from models.artifact import PairTemplate
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.export.tokenizer_settings import CHAT_TEMPLATE, CONFIG
+from models.panics import panics_as_errors
 
 # Choices of `Overrides.pair_template` that are not names in `PUBLISHED`.
 CHAT, NONE = "chat", "none"
@@ -263,7 +264,12 @@ def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # no
         pieces = (template.prefix, body, template.suffix)
         if rendered != "".join(pieces):
             raise CheckpointError("does not render all texts unchanged between fixed texts")
-        whole, *apart = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
+        try:
+            with panics_as_errors("the tokenizers library"):
+                ids = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
+        except Exception as error:
+            raise CheckpointError(f"has a text on which the tokenizer fails: {error}") from error
+        whole, *apart = ids
         if whole != [token for part in apart for token in part]:
             raise CheckpointError("has a token that spans the border of a pair's texts")
     return template

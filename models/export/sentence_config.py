@@ -483,14 +483,16 @@ def read_prompts(
     """
     name = MODEL_CONFIG
     config = folder.json(name, dict, {})
-    # Without the right class, sentence-transformers ignores modules.json or settings beside it.
-    is_needed = task.library_class == "CrossEncoder" and folder.has("modules.json")
+    is_pylate = multi is not None and multi.is_pylate
+    # Without the right class, sentence-transformers ignores modules.json or settings beside it, or
+    # adds modules to those listed there.
+    is_needed = not (task is EMBEDDING or is_pylate) and folder.has("modules.json")
     kind = config.get("model_type", None if is_needed else task.library_class)
     if task.library_class and kind is None:
         raise CheckpointError(
             f"{name}: model_type is null or missing; set it to {task.library_class!r}"
         )
-    if multi is None or not multi.is_pylate:
+    if not is_pylate:
         check_defaults(config, {"model_type": task.library_class, "max_active_dims": None}, name)
     own = config.get("prompts") or {} if multi is None else multi.prompts
     if not isinstance(own, Mapping):

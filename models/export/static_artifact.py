@@ -12,6 +12,7 @@ from models.export.parity import ParityCase, Results
 from models.export.sources import CheckpointSource
 from models.export.static import StaticModel
 from models.packing import NO_ADAPTER, pack
+from models.panics import panics_as_errors
 
 # Lengths of random rows that are compared with PyTorch, in tokens.
 _LENGTHS = (1, 2, 3, 5, 8, 13, 13, 34, 128, 512, 2048)
@@ -28,10 +29,14 @@ def static_check(model: StaticModel, texts: Sequence[str], limit: int) -> Check:
         limit: Maximum length of an input, in tokens.
 
     Raises:
-        CheckpointError: The vectors of all texts are zero.
+        CheckpointError: The vectors of all texts are zero, or the tokenizer fails on a text.
     """
     rules = model.rules
-    encodings = model.tokenizer.encode_batch(list(texts))
+    try:
+        with panics_as_errors("the tokenizers library"):
+            encodings = model.tokenizer.encode_batch(list(texts))
+    except Exception as error:  # the library raises bare Exceptions
+        raise CheckpointError(f"the tokenizer fails on a text: {error}") from error
     limit = min(limit, rules.max_tokens)
     rows = [[*rules.retained(encoding.ids[:limit])] or [rules.filler] for encoding in encodings]
     pooled = _means(model, rows)

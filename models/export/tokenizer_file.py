@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tokenizers import Tokenizer, normalizers
+from tokenizers import Tokenizer, models, normalizers
 
 from models.artifact import Artifact
 from models.export.checkpoint import read_configs
@@ -89,12 +89,14 @@ def read_tokenizer(
 
 def _check_types(tokenizer: Tokenizer, config: SentenceConfig, name: str) -> None:
     """Raise CheckpointError if a text has tokens of another type than 0, or a pair of too many."""
-    if config.token_types > 1 and any(tokenizer.encode("a").type_ids):
+    letters = Tokenizer(models.WordLevel({"a": 0}, "a"))  # others may have no token for a letter
+    letters.post_processor = tokenizer.post_processor
+    if config.token_types > 1 and any(letters.encode("a").type_ids):
         raise CheckpointError(
             f"{name}: the post_processor gives tokens of a single text another type than 0, which "
             "is not supported"
         )
-    largest = max(tokenizer.encode("a", "a").type_ids, default=0)
+    largest = max(letters.encode("a", "a").type_ids)
     if config.labels and 1 < config.token_types <= largest:
         raise CheckpointError(
             f"{name}: the post_processor gives tokens of a pair the type {largest}; the model has "

@@ -107,8 +107,8 @@ class TruncateHead(nn.Module):
     """Truncation to the leading dimensions, equivalent to sentence-transformers' `truncate_dim`.
 
     Attributes:
-        in_features: None, because the input can have any width of at least `out_features`.
-        out_features: Width of the output.
+        in_features: None, because the input can have any width.
+        out_features: Maximum width of the output.
     """
 
     in_features: int | None = None
@@ -118,7 +118,7 @@ class TruncateHead(nn.Module):
         self.out_features = width
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the leading dimensions of `x`, `(B, W)`, as `(B, out_features)`."""
+        """Return the leading dimensions of `x`, `(B, W)`, up to `out_features`."""
         return x[:, : self.out_features]
 
 

@@ -251,7 +251,8 @@ def _output_width(width: int, heads: Sequence[Head]) -> int:
             raise ValueError(
                 f"a head needs vectors of width {head.in_features}; its input has the width {width}"
             )
-        if isinstance(head, TruncateHead) and head.out_features > width:
-            raise ValueError(f"truncate_dim is {head.out_features}; vectors have the width {width}")
-        width = head.out_features or width
+        if isinstance(head, TruncateHead):
+            width = min(width, head.out_features)
+        else:
+            width = head.out_features or width
     return width

@@ -277,6 +277,7 @@ def _of_kind(run: Run, kind: str) -> Artifact:
     if kind == "SPLADE":
         write_modules(folder, ("MLMTransformer", ""), ("SpladePooling", "1_SpladePooling"))
         write_json(folder / "1_SpladePooling" / "config.json", {"pooling_strategy": "max"})
+        write_json(folder / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
     return _exported(run, folder)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tokenizers import Encoding, Tokenizer
+from tokenizers.models import WordLevel
 
 from service.inference.tokenizing.text_parts import CHARS_PER_TOKEN, MARGIN, part_of
 
@@ -75,14 +76,17 @@ class PairTokenizer:
         self._encode = encode
         self._max_tokens = max_tokens
         self._cuts_texts = cuts_texts
-        # Id, type and text index of each token of a pair; special tokens have the index None.
-        encoding = tokenizer.encode("a", "a")
+        # Id, type and text index of each token of a pair; special tokens have the index None. The
+        # tokenizer itself may have no token for a letter.
+        letters = Tokenizer(WordLevel({"a": 0}, "a"))
+        letters.post_processor = tokenizer.post_processor
+        encoding = letters.encode("a", "a")
         self._template = list(
             zip(encoding.ids, encoding.type_ids, encoding.sequence_ids, strict=True)
         )
         indices = [index for _, _, index in self._template]
         if not {0, 1} <= set(indices):
-            raise RuntimeError("cannot tokenise pairs: the tokenizer has no token for 'a'")
+            raise RuntimeError("cannot tokenise pairs: the post_processor leaves out a text")
         self.room = max_tokens - indices.count(None)
 
     def encode(

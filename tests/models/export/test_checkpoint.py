@@ -9,9 +9,11 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense
 
 from models.export.checkpoint import load
+from models.export.exporter import export
 from models.export.model_folder import CheckpointError
 from models.export.parity import reference_outputs
 from models.export.sentence_config import Overrides
+from models.export.sources import resolve
 from tests.models.checkpoints import (
     edit_json,
     edit_tensors,
@@ -476,7 +478,6 @@ def test_unknown_default_prompt_raises_checkpoint_error(tmp_path: Path) -> None:
     [
         ("config_sentence_transformers.json", {"default_prompt_name": []}, r"default prompt \[\]"),
         ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim has the invalid"),
-        ("config_sentence_transformers.json", {"truncate_dim": 33}, "is 33; vectors .* width 32"),
         ("config.json", {"matryoshka_dimensions": [8, "16"]}, r"invalid value \[8, '16'\]"),
         ("tokenizer_config.json", {"truncation_side": "both"}, "Truncation side should be"),
     ],
@@ -490,6 +491,22 @@ def test_invalid_sentence_config_raises_checkpoint_error(
     write_json(tmp_path / file, {**content, **changes})
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
+
+
+def test_truncation_to_more_than_all_dimensions_has_no_effect(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    (tmp_path / "2").mkdir()
+    write_json(tmp_path / "config_sentence_transformers.json", {"truncate_dim": 33})
+    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    expected = reference.encode("w5 w6", convert_to_tensor=True)
+    ids, ones = torch.tensor([[0, 5, 6, 2]]), torch.ones(1, 4)
+    model, _ = load(tmp_path)
+    torch.testing.assert_close(model(ids, ones, ones)[0], expected, rtol=1e-5, atol=1e-6)
+    artifact, _ = export(resolve(str(tmp_path)), tmp_path / "artifact")
+    assert artifact.manifest.width == len(expected) == 32
 
 
 def test_tensor_under_two_names_raises_checkpoint_error(tmp_path: Path) -> None:

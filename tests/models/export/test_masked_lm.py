@@ -221,6 +221,16 @@ def test_unknown_pooling_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "saved")
 
 
+def test_modules_of_a_model_that_is_no_sparse_encoder_are_refused(tmp_path: Path) -> None:
+    """sentence-transformers would append a module with random weights."""
+    save_encoder(tmp_path)
+    (tmp_path / "saved" / "config_sentence_transformers.json").unlink()
+    with pytest.raises(ValueError, match="embedding dimension"):
+        SparseEncoder(str(tmp_path / "saved"), device="cpu")
+    with pytest.raises(CheckpointError, match="model_type is null or missing; set it to 'Spa"):
+        load(tmp_path / "saved")
+
+
 def test_missing_tensor_of_the_head_is_named(tmp_path: Path) -> None:
     model = save_masked_lm(tmp_path, "bert")
     save_tokenizer(tmp_path)

@@ -308,6 +308,19 @@ def test_unsupported_settings_are_named(
         rules_of(tmp_path / "saved")
 
 
+def test_model_that_sentence_transformers_would_normalize_without_model_type_is_refused(
+    tmp_path: Path,
+) -> None:
+    save_checkpoint(tmp_path / "model", "bert")
+    save_tokenizer(tmp_path / "model")
+    oracle = save_multi_vector(tmp_path / "saved", tmp_path / "model", normalize=False)
+    (tmp_path / "saved" / "config_sentence_transformers.json").unlink()
+    other = MultiVectorEncoder(str(tmp_path / "saved"), device="cpu")
+    assert not np.allclose(other.encode("w5"), oracle.encode("w5"))
+    with pytest.raises(CheckpointError, match="model_type is null or missing; set it to 'Multi"):
+        load(tmp_path / "saved")
+
+
 def rules_of(folder: Path, overrides: Overrides | None = None) -> Any:  # noqa: ANN401
     model, config = load(folder, overrides or Overrides())
     assert config.multi is not None

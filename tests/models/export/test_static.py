@@ -44,6 +44,24 @@ def with_nan(folder: Path) -> None:
     edit_tensors(folder, embeddings=torch.full((TOKENS, 4), torch.nan))
 
 
+def with_tokenizer(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    def edit(folder: Path) -> None:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        change(content)
+        write_json(folder / "tokenizer.json", content)
+
+    return edit
+
+
+def add_invisible_token(tokenizer: dict[str, Any]) -> None:
+    """Add a token whose content the normalizer makes empty."""
+    vocabulary = tokenizer["model"]["vocab"]
+    last = vocabulary["\u200b"] = vocabulary.pop(max(vocabulary, key=vocabulary.get))
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    token = {"id": last, "content": "\u200b", "special": True, "normalized": True, **flags}
+    tokenizer["added_tokens"].append(token)
+
+
 REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "a Dense layer": (
         lambda folder: write_modules(folder, (MODULE, ""), ("Dense", "1_Dense")),
@@ -94,6 +112,14 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
             model={"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.1},
         ),
         "dropout is 0.1",
+    ),
+    "a tokenizer without its unknown token": (
+        with_tokenizer(lambda own: own["model"].update(unk_token="[none]")),  # noqa: S106
+        "the tokenizer fails on a text: .*Missing .* token from the vocabulary",
+    ),
+    "a tokenizer that panics": (
+        with_tokenizer(add_invisible_token),
+        "the tokenizer fails on a text: the tokenizers library panicked",
     ),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
 }

@@ -431,6 +431,11 @@ def test_added_tokens_that_are_equal_after_normalisation_are_refused(
         read_tokenizer(folder, sentence_config, VOCABULARY)
 
 
+# As a tokenizer of another script, which has no token for "a".
+WITHOUT_LETTERS = {"type": "Replace", "pattern": {"Regex": "[a-z]"}, "content": ""}
+
+
+@pytest.mark.parametrize("edits", [{}, {"normalizer": WITHOUT_LETTERS}])
 @pytest.mark.parametrize(
     ("kind", "part", "type_id", "message"),
     [
@@ -439,14 +444,14 @@ def test_added_tokens_that_are_equal_after_normalisation_are_refused(
     ],
 )
 def test_texts_with_other_token_types_are_refused(
-    kind: str, part: int, type_id: int, message: str, tmp_path: Path
+    kind: str, part: int, type_id: int, message: str, edits: dict[str, object], tmp_path: Path
 ) -> None:
     """transformers passes the types to the network, whose results depend on them."""
     save_classifier(tmp_path, "bert", 2)
     save_tokenizer(tmp_path)
     template = json.loads((tmp_path / "tokenizer.json").read_text())["post_processor"]
     template[kind][part]["Sequence"]["type_id"] = type_id
-    edit_json(tmp_path / "tokenizer.json", post_processor=template)
+    edit_json(tmp_path / "tokenizer.json", post_processor=template, **edits)
     read_tokenizer(ModelFolder(tmp_path), load(tmp_path)[1], 60)  # types are not passed
     names = ["input_ids", "token_type_ids", "attention_mask"]
     edit_json(tmp_path / "tokenizer_config.json", model_input_names=names)

@@ -33,6 +33,7 @@ from tests.models.checkpoints import (
     save_chatml,
     save_checkpoint,
     save_classifier,
+    write_json,
 )
 from tests.models.export.yes_no import (
     CHAT_TEMPLATE,
@@ -250,6 +251,20 @@ def test_conversions_with_a_chat_template_equal_sentence_transformers(tmp_path: 
     expected = predicted(CrossEncoder(str(tmp_path), device="cpu"))
     torch.testing.assert_close(logits_of(tmp_path, PAIRS), expected, rtol=1e-5, atol=1e-5)
     assert load(tmp_path, Overrides(pair_template="none"))[1].pair_template is None
+
+
+def test_tokenizer_that_panics_on_a_chat_template_is_refused(tmp_path: Path) -> None:
+    save_conversion(tmp_path, CHAT_TEMPLATE)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["normalizer"] = {"type": "Replace", "pattern": {"String": "\u200b"}, "content": ""}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    last = max(token["id"] for token in content["added_tokens"]) + 1
+    invisible = {"id": last, "content": "\u200b", "special": True, "normalized": True, **flags}
+    content["added_tokens"].append(invisible)
+    write_json(tmp_path / "tokenizer.json", content)
+    message = "the chat template has a text on which the tokenizer fails: .* panicked"
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
 
 
 def test_language_model_without_a_purpose_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    Encoding,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from models.artifact import TOKENIZER, Artifact
 from service.inference.call_options import OnOverflow
@@ -207,6 +215,17 @@ def test_pairs_are_truncated_as_by_tokenizers(
 ) -> None:
     a, b = (" ".join(["cat", "dog", "bird"] * 14)[: 4 * count] for count in counts)
     assert_pair(tokenizer, (a, b), on_overflow)
+
+
+@pytest.mark.parametrize("on_overflow", ["truncate", "truncate_left"])
+def test_tokenizer_without_latin_letters_reads_pairs(
+    on_overflow: OnOverflow, small_artifact: Artifact, tmp_path: Path
+) -> None:
+    own = Tokenizer(models.BPE({"[SEP]": 0, "[CLS]": 1, "日": 2, "本": 3, "語": 4}, []))
+    own.post_processor = processors.BertProcessing(("[SEP]", 0), ("[CLS]", 1))
+    tokenizer = served_by(own, small_artifact, tmp_path, 12)
+    for pair in (("日本", "語語"), ("日" * 20, "本語"), ("語本" * 20, "日" * 9), ("", "日a本")):
+        assert_pair(tokenizer, pair, on_overflow)
 
 
 # tokenizers keeps every combination of the truncated parts of two texts, so that most texts of the
