@@ -835,6 +835,19 @@ def test_alias_of_another_model_is_refused_without_repeating_it(
     )
 
 
+def test_new_version_under_an_alias_is_refused_with_the_name_of_the_model(
+    one: TestClient, small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    one.post("/models/dogs", json={"path": str(small_artifact.path), "aliases": ["hounds"]})
+    response = one.post("/models/hounds", json={"path": str(other_artifact.path)})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid")
+    assert (
+        response.json()["detail"]
+        == "the name is an alias of the model dogs; use the name of the model"
+    )
+    assert one.get("/models/hounds/info").json()["model"] == "dogs"
+
+
 def test_new_version_keeps_the_aliases_of_the_old_one(
     one: TestClient, small_artifact: Artifact, other_artifact: Artifact
 ) -> None:
