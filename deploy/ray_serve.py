@@ -111,6 +111,8 @@ def vitrine(arguments: Arguments) -> Application:
             ),
         }
     )
+    keys_file = settings.auth.keys_file
+    auth = settings.auth.model_copy(update={"keys_file": keys_file and keys_file.resolve()})
     deployment = serve.deployment(
         serve.ingress()(Replica),
         name="vitrine",
@@ -126,5 +128,5 @@ def vitrine(arguments: Arguments) -> Application:
             target_ongoing_requests=arguments.requests,
         ),
     )
-    changes = {"engine": engine, "model": model, "models": models}
+    changes = {"engine": engine, "model": model, "models": models, "auth": auth}
     return deployment.bind(settings.model_copy(update=changes))

@@ -157,7 +157,7 @@ class RequestMiddleware:
             if error is not None:
                 await self._respond(error, scope, receive, send_with_id)
         finally:
-            for lease in scope["state"].get(LEASES, ()):
+            for lease in scope["state"].pop(LEASES, ()):  # the server keeps the scope for longer
                 lease.release()
             seconds = time.perf_counter() - started
             received["route"] = scope.get("route")  # of HEAD too, for the trace

@@ -140,6 +140,10 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     if "min_cosine" in body.model_fields_set and not body.texts:
         raise InvalidInput("min_cosine needs texts to compare", pointer="/min_cosine")
     served = state.registry.spec_of(name)
+    if served is not None and served.options.name != name:
+        raise InvalidInput(
+            f"the name is an alias of the model {served.options.name}; use the name of the model"
+        )
     for field, code in (("texts", "shadow"), ("eval", "eval")):
         if served is None and getattr(body, field):
             raise InvalidInput(

@@ -86,8 +86,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry/memory.py",
-        'victim = min(others, key=attrgetter("is_busy"))',
-        "victim = others[0]",
+        'victim = min(self._others(keep), key=attrgetter("is_busy"), default=None)',
+        "victim = next(iter(self._others(keep)), None)",
         f"{_I}registry/test_registry.py::test_idle_model_is_unloaded_before_a_busy_one",
     ),
     Guard(
@@ -98,8 +98,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry/memory.py",
-        "                await version.closed.wait()\n",
-        "                pass\n",
+        "            await self._has_closed.wait()\n",
+        "            pass\n",
         f"{_I}registry/test_registry.py::test_busy_model_is_unloaded_only_after_its_requests",
     ),
     Guard(

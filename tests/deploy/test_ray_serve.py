@@ -353,11 +353,13 @@ def test_ray_application_has_absolute_paths_because_replicas_run_in_other_folder
     monkeypatch.setenv("VITRINE_MODELS__FOLDER", "models")
     monkeypatch.setenv("VITRINE_MODELS__VERIFY", "signer.pub.pem")
     monkeypatch.setenv("VITRINE_MODELS__SERVED", '[{"path": "served"}]')
+    monkeypatch.setenv("VITRINE_AUTH__KEYS_FILE", "keys.json")
     [settings] = vitrine(Arguments())._bound_deployment.init_args
     assert settings.model.path == tmp_path / "model"
     assert settings.models.folder == tmp_path / "models"
     assert settings.models.verify == tmp_path / "signer.pub.pem"
     assert [served.path for served in settings.models.served] == [tmp_path / "served"]
+    assert settings.auth.keys_file == tmp_path / "keys.json"
 
 
 def test_ray_application_with_debug_routes_requires_api_keys(

@@ -197,8 +197,9 @@ class BatchFormer(Generic[Item]):
             is_interactive = entries[0].request.queue is self._queues["interactive"]
             self._account(tokens, now, is_interactive=is_interactive)
             self._running_interactive += is_interactive
+            items = [entry.item for entry in entries]
             self._remove(entries)
-        return Batch([entry.item for entry in entries], tokens, cost, is_long, is_interactive)
+        return Batch(items, tokens, cost, is_long, is_interactive)
 
     def release(self, batch: Batch[Item], now: float) -> None:
         """Count a batch as running no longer."""
@@ -305,5 +306,6 @@ class BatchFormer(Generic[Item]):
         for entry in entries:
             if not entry.is_removed:
                 entry.is_removed = True
+                del entry.item  # with its results; the entry stays until a later batch
                 entry.request.tokens -= entry.length
                 entry.request.queue.tokens -= entry.length

@@ -15,7 +15,10 @@ _SAMPLED_REQUESTS = 1000
 
 @dataclass(eq=False, slots=True)
 class QueueEntry(Generic[Item]):
-    """Queue entry of one item. Removal is lazy: entries are marked and skipped later."""
+    """Queue entry of one item. Removal is lazy: entries are marked and skipped later.
+
+    A removed entry has no item, which would stay in memory with it.
+    """
 
     item: Item
     length: int

@@ -5,7 +5,7 @@ A model that does not fit is loaded in place of the least recently used models.
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from operator import attrgetter
 
@@ -54,6 +54,7 @@ class ModelMemory:
         self._loaded: dict[RegisteredModel, None] = {}
         self.closing: set[ModelVersion] = set()
         self.is_closed = False
+        self._has_closed = asyncio.Event()
 
     def check_size(self, name: str, size: int) -> None:
         """Raise `ValueError` if the weights of a model, of `size` bytes, exceed the budget."""
@@ -68,10 +69,22 @@ class ModelMemory:
         if self.is_closed:
             raise NotReady("the models are closed")
 
-    def fits(self, size: int, keep: RegisteredModel | None = None) -> bool:
-        """Return whether `size` more bytes fit into the budget; the version of `keep` is free."""
+    def fits(
+        self,
+        size: int,
+        keep: RegisteredModel | None = None,
+        closed: Collection[ModelVersion] = (),
+    ) -> bool:
+        """Return whether `size` more bytes fit into the budget.
+
+        Args:
+            size: Size of the weights, in bytes.
+            keep: Model whose loaded version does not count; None: none.
+            closed: Closing versions that do not count.
+        """
+        closing = self.closing.difference(closed)
         versions = [entry.version for entry in self._others(keep)]
-        used = sum(version.size for version in (*versions, *self.closing) if version is not None)
+        used = sum(version.size for version in (*versions, *closing) if version is not None)
         return not self.has_budget or used + size <= self._max_bytes
 
     async def load(
@@ -137,7 +150,7 @@ class ModelMemory:
         del self._loaded[entry]
         entry.metrics.unloads.inc()
         self.closing.add(version)
-        version.retire(self.closing.discard)
+        version.retire(self._forget)
 
     async def close(self) -> None:
         """Close all versions, also those that finish their requests."""
@@ -183,13 +196,21 @@ class ModelMemory:
     async def _make_room(self, size: int, keep: RegisteredModel | None) -> None:
         """Unload the least recently used models until `size` bytes fit into the memory budget."""
         while not self.fits(size, keep):
-            if others := self._others(keep):
-                # The least recently used model without requests in flight, if there is one.
-                victim = min(others, key=attrgetter("is_busy"))
+            # The least recently used model without requests in flight, if there is one.
+            victim = min(self._others(keep), key=attrgetter("is_busy"), default=None)
+            # Versions that close before the victim's would, and may leave room enough.
+            is_slow = victim is None or victim.is_busy
+            sooner = [version for version in self.closing if is_slow or not version.leases]
+            if victim is not None and not self.fits(size, keep, sooner):
                 log.info("unloading the model %s to make room", victim.name)
                 self.unload(victim)
-            for version in tuple(self.closing):
-                await version.closed.wait()
+            self._has_closed.clear()
+            await self._has_closed.wait()
+
+    def _forget(self, version: ModelVersion) -> None:
+        """Count a version as closed, which may leave room for a load."""
+        self.closing.discard(version)
+        self._has_closed.set()
 
     def _others(self, keep: RegisteredModel | None) -> list[RegisteredModel]:
         """Return the models in memory except `keep`, the least recently used first."""

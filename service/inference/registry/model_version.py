@@ -17,13 +17,11 @@ class ModelVersion:
 
     Attributes:
         leases: Number of leases.
-        closed: Set once the model is closed.
     """
 
     def __init__(self, model: Model) -> None:
         self.model = model
         self.leases = 0
-        self.closed = asyncio.Event()
         self._on_closed: Callable[[ModelVersion], None] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -65,7 +63,6 @@ class ModelVersion:
         try:
             await self.model.close()
         finally:  # loads that need its room wait for it
-            self.closed.set()
             if self._on_closed is not None:
                 self._on_closed(self)
 

@@ -1,6 +1,7 @@
 """Several models in one process: names, routes, swaps and artifacts that change on disk."""
 
 import base64
+import gc
 import json
 import logging
 import os
@@ -8,6 +9,7 @@ import shutil
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,6 +24,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from starlette.types import Receive, Scope, Send
 
 from models.artifact import CHECK, MANIFEST, TOKENIZER, Artifact
 from models.engines import weight_bytes
@@ -29,6 +32,7 @@ from models.export.exporter import export
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from service.api.compat import tei, tei_embed
+from service.api.middleware import RequestMiddleware
 from service.api.state import AppState
 from service.app import create_app
 from service.inference.call_options import Deadline
@@ -50,7 +54,7 @@ from tests.eventually import eventually
 from tests.hostile_artifacts import copy_of, edit, edit_graph, make_slow
 from tests.hostile_artifacts import replace as replace_file
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
-from tests.serving import PATIENCE_S, lines_until, process, serving, state_of
+from tests.serving import PATIENCE_S, lines_until, process, ready_model, serving, state_of
 
 KEY = "admin-key-0123456789"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -833,6 +837,42 @@ def test_alias_of_another_model_is_refused_without_repeating_it(
         response.json()["detail"]
         == "two models have the name of this request; every name must be unique"
     )
+
+
+def test_scope_of_a_finished_request_does_not_keep_a_replaced_model_in_memory(
+    one: TestClient, other_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scopes: list[Scope] = []
+    serve = RequestMiddleware.__call__
+
+    async def kept(self: RequestMiddleware, scope: Scope, receive: Receive, send: Send) -> None:
+        scopes.append(scope)  # as the server does, until the connection has another request
+        await serve(self, scope, receive, send)
+
+    monkeypatch.setattr(RequestMiddleware, "__call__", kept)
+    name = one.post("/encode", json={"inputs": TEXT}).json()["model"]
+    replaced = weakref.ref(ready_model(one))
+    assert one.post(f"/models/{name}", json={"path": str(other_artifact.path)}).status_code == 200
+
+    def is_freed() -> bool:
+        gc.collect()
+        return replaced() is None
+
+    eventually(is_freed)
+    assert len(scopes) == 2
+
+
+def test_new_version_under_an_alias_is_refused_with_the_name_of_the_model(
+    one: TestClient, small_artifact: Artifact, other_artifact: Artifact
+) -> None:
+    one.post("/models/dogs", json={"path": str(small_artifact.path), "aliases": ["hounds"]})
+    response = one.post("/models/hounds", json={"path": str(other_artifact.path)})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid")
+    assert (
+        response.json()["detail"]
+        == "the name is an alias of the model dogs; use the name of the model"
+    )
+    assert one.get("/models/hounds/info").json()["model"] == "dogs"
 
 
 def test_new_version_keeps_the_aliases_of_the_old_one(

@@ -192,6 +192,19 @@ def test_removed_items_are_in_no_batch() -> None:
 
 
 def test_removed_items_are_released_while_others_wait() -> None:
+    former = former_of()
+    former.remove(add(former, 400))
+    for _ in range(20):
+        add(former, 90)
+    former.form(1.0)
+    assert former.tokens == 19 * 90
+    assert 400 not in former._queues["interactive"].by_length
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_items_that_have_left_the_queue_are_released_though_nothing_else_is_queued(
+    leaves: bool,
+) -> None:
     former: BatchFormer[set[int]] = BatchFormer(
         streams=1,
         max_cost=100,
@@ -200,13 +213,14 @@ def test_removed_items_are_released_while_others_wait() -> None:
         long_row=400,
         attention_cost=lambda _: 0.0,
     )
-    former.remove(former.add([leaving := {1}], [400]))
-    gone = weakref.ref(leaving)
-    del leaving
-    for _ in range(20):
-        former.add([{2}], [90])
-    former.form(1.0)
-    assert former.tokens == 19 * 90
+    request = former.add([item := {1}], [90])
+    gone = weakref.ref(item)
+    del item
+    if leaves:
+        former.remove(request)
+    else:
+        assert former.form(1.0).items == [{1}]
+    del request
     assert gone() is None
 
 
@@ -502,20 +516,10 @@ def test_bulk_items_run_while_no_interactive_item_may_run() -> None:
 
 
 def test_removed_bulk_items_are_released_while_interactive_ones_run() -> None:
-    former: BatchFormer[set[int]] = BatchFormer(
-        streams=1,
-        max_cost=100,
-        min_split_tokens=100,
-        fixed_cost=10,
-        long_row=400,
-        attention_cost=lambda _: 0.0,
-    )
-    former.add([{2}], [90])
-    former.remove(former.add([leaving := {1}], [400], "bulk"))
-    gone = weakref.ref(leaving)
-    del leaving
+    former = former_of(90)
+    former.remove(add(former, 400, priority="bulk"))
     former.form(1.0)
-    assert gone() is None
+    assert 400 not in former._queues["bulk"].by_length
 
 
 def test_tokens_ahead_respect_the_priority() -> None:

@@ -26,6 +26,7 @@ from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.registry import memory
+from service.inference.registry.memory import ModelMemory
 from service.inference.registry.model_version import Lease, ModelVersion
 from service.inference.registry.model_watch import ModelWatch
 from service.inference.registry.registry import ModelRegistry
@@ -396,6 +397,44 @@ async def test_idle_model_is_unloaded_before_a_busy_one(
             (await registry.lease("c")).release()
             loaded = [s.name for s in registry.statuses() if s.model is not None]
             assert loaded == ["a", "c"]
+
+
+async def test_load_waits_for_no_version_whose_room_it_does_not_need(
+    small_artifact: Artifact, other_artifact: Artifact, size: int
+) -> None:
+    specs = [spec(small_artifact, name) for name in "abc"]
+    async with opened(*specs[:2], max_bytes=3 * size) as registry:
+        await registry.register(specs[2:])
+        with await registry.lease("a"):
+            await registry.load(spec(other_artifact, "a"))
+            (await registry.lease("c")).release()  # in place of b, which is idle
+            assert registry.closing == 1
+            loaded = [s.name for s in registry.statuses() if s.model is not None]
+            assert loaded == ["a", "c"]
+
+
+async def test_no_busy_model_is_unloaded_if_a_closing_version_leaves_room(
+    small_artifact: Artifact, other_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks: list[bool] = []
+    fits = ModelMemory.fits
+
+    def recorded(*arguments: Any) -> bool:  # noqa: ANN401 - those of `fits`
+        checks.append(fits(*arguments))
+        return checks[-1]
+
+    specs = [spec(small_artifact, name) for name in "abc"]
+    async with opened(*specs[:2], max_bytes=3 * size) as registry:
+        await registry.register(specs[2:])
+        closing = await registry.lease("a")
+        await registry.load(spec(other_artifact, "a"))
+        with await registry.lease("a"), await registry.lease("b"):
+            monkeypatch.setattr(ModelMemory, "fits", recorded)
+            request = asyncio.create_task(registry.lease("c"))
+            await eventually_async(lambda: False in checks)
+            closing.release()
+            (await request).release()
+            assert all(status.model is not None for status in registry.statuses())
 
 
 async def test_new_version_of_an_unloaded_model_is_compared_with_the_old_one(
