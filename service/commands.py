@@ -1,6 +1,8 @@
 """`vitrine`: the commands of Vitrine as verbs of one."""
 
 import argparse
+import errno
+import gc
 import os
 import select
 import signal
@@ -28,6 +30,9 @@ COMMANDS = {
     ),
 }
 
+# Errors of a full disk, a quota, a limit of file sizes, and a broken disk.
+_CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb and return its exit status."""
@@ -41,7 +46,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     function, _ = COMMANDS[parser.parse_args(words[:1]).command]
     _prepare_streams()
     try:
-        status: int = resolve_name(function)(words[1:])
+        gc.disable()  # imports make many objects, and no garbage that is worth a collection
+        run = resolve_name(function)
+        gc.enable()
+        status: int = run(words[1:])
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # as in shells
@@ -49,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _is_unread(sys.stdout.fileno()):
             raise
     except OSError as error:
-        if error.filename is not None:  # not of an open file
+        if error.errno not in _CANNOT_WRITE:
             raise
         print(
             f"vitrine {words[0]}: the output cannot be written: {error.strerror}", file=sys.stderr
