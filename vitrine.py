@@ -7,8 +7,8 @@
 (1, 384)
 """
 
-from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.manifest import ArtifactError
 from models.quantization import Calibration
 from service.inference.batching.cache import ResultCache
 from service.inference.batching.devices import Devices

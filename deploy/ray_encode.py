@@ -36,9 +36,9 @@ from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSy
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError, RayTaskError
 
-from models.artifact import ArtifactError
 from models.engines import EngineError
 from models.json_reader import JsonError, parse_json
+from models.manifest import ArtifactError
 from service.bulk.columns import copied_columns
 from service.bulk.command_line import EPILOG, add_job_options, options_of, run_command
 from service.bulk.input_files import InputFile, hash_file, verified

@@ -1,15 +1,13 @@
 """Relations between the fields of an artifact's manifest, and of its self-check.
 
-Types and bounds of single fields are in their declarations in `models.artifact`. Standard library
+Types and bounds of single fields are in their declarations in `models.manifest`. Standard library
 only.
 """
 
 from collections.abc import Callable
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:  # that module imports this one
-    from models.artifact import Check, Manifest, Quality
+from models.manifest import Check, Manifest, Quality
 
 # Maximum total number of tokens in the inputs of the self-check.
 _MAX_CHECK_TOKENS = 2**16
@@ -18,17 +16,17 @@ _MAX_CHECK_TOKENS = 2**16
 _Rules = tuple[tuple[str, Callable[..., bool]], ...]
 
 
-def _widths(manifest: "Manifest") -> dict[str, int]:
+def _widths(manifest: Manifest) -> dict[str, int]:
     """Return the width of the vectors of outputs; "multi" beside others has a width of its own."""
     own = {"tokens": manifest.hidden_size, "sparse": manifest.vocab_size, "weights": 1}
     return {**own, manifest.outputs[0]: manifest.width}
 
 
-def _looks_up(manifest: "Manifest") -> bool:
+def _looks_up(manifest: Manifest) -> bool:
     return any(rules.looks_up for rules in manifest.token_rules.values())
 
 
-def _measured(quality: "Quality") -> set[str]:
+def _measured(quality: Quality) -> set[str]:
     """Return the outputs whose agreement was measured."""
     return {output for output, own in quality.check.items() if {"cosine", "norm"} <= own.keys()}
 
@@ -177,12 +175,12 @@ _CHECK_RULES: _Rules = (
 )
 
 
-def check_manifest(manifest: "Manifest") -> None:
+def check_manifest(manifest: Manifest) -> None:
     """Raise a ValueError with the first rule that the fields of a manifest break."""
     _check(_MANIFEST_RULES, manifest)
 
 
-def check_self_check(check: "Check", manifest: "Manifest") -> None:
+def check_self_check(check: Check, manifest: Manifest) -> None:
     """Raise a ValueError with the first rule that the inputs of a self-check break."""
     _check(_CHECK_RULES, check, manifest)
 

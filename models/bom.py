@@ -11,7 +11,8 @@ from importlib.metadata import version
 from typing import Any
 from urllib.parse import quote
 
-from models.artifact import MANIFEST, Artifact, Manifest, sha256
+from models.artifact import Artifact, sha256
+from models.manifest import MANIFEST, Manifest
 from models.quantization import read_calibration
 
 # SPDX ids of licenses that the hub names in lower case. Others are given by their name.

@@ -12,8 +12,9 @@ import hashlib
 import json
 from dataclasses import asdict
 
-from models.artifact import CHECK, SOURCE, SPACES, Artifact
+from models.artifact import Artifact
 from models.engines import Precision, graph_of
+from models.manifest import CHECK, SOURCE, SPACES
 
 # Fields of the manifest that determine no result, and why.
 EXCLUDED_FIELDS = {

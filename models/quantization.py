@@ -12,8 +12,9 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import CALIBRATION, Artifact, ArtifactError
+from models.artifact import Artifact
 from models.json_reader import parse_json
+from models.manifest import CALIBRATION, ArtifactError
 from models.typed_json import Float32, form, length, read_dataclass, within
 
 OutputDtype = Literal["float32", "int8", "uint8", "binary", "ubinary"]

@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509 import InvalidVersion, load_pem_x509_certificate
 
-from models.artifact import MANIFEST, SIGNATURE, Artifact, ArtifactError, sha256
 from models.json_reader import parse_json
+from models.manifest import SIGNATURE, ArtifactError
 from models.printable import printable
 from models.typed_json import shown
 
@@ -138,24 +138,15 @@ def key_hint(key: ec.EllipticCurvePublicKey) -> str:
     return hashlib.sha256(pem).hexdigest()
 
 
-def sign(artifact: Artifact, key: ec.EllipticCurvePrivateKey, name: str) -> str:
-    """Write the signature of all files of an artifact to its model.sig, and return the key's hint.
+def signature_of(files: Mapping[str, str], key: ec.EllipticCurvePrivateKey, name: str) -> bytes:
+    """Return the content of model.sig: the signature of an artifact's files.
 
     Args:
-        artifact: The artifact, whose files are verified first.
+        files: SHA-256 of each file, in hexadecimal, by its path in the artifact.
         key: Private key of a supported curve.
         name: Name of the artifact in the signature, which only informs.
-
-    Raises:
-        ArtifactError: A file differs from the manifest.
-        OSError: The signature cannot be written.
     """
-    artifact.verify_all()
-    files = {**artifact.manifest.files, MANIFEST: sha256(artifact.path / MANIFEST)}
-    content = _bundle(_statement(files, name), key)
-    (artifact.path / SIGNATURE).unlink(missing_ok=True)  # copies may have hard links to it
-    (artifact.path / SIGNATURE).write_bytes(content)
-    return key_hint(key.public_key())
+    return _bundle(_statement(files, name), key)
 
 
 def verify_signature(content: bytes, key: ec.EllipticCurvePublicKey) -> Signature:

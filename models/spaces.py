@@ -17,8 +17,9 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import SPACES, Artifact, ArtifactError, SimilarityName
+from models.artifact import Artifact
 from models.json_reader import parse_json
+from models.manifest import SPACES, ArtifactError, SimilarityName
 from models.printable import reason_of
 from models.typed_json import Number, length, read_dataclass, within
 

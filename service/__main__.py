@@ -13,8 +13,8 @@ from typing import NoReturn
 from pydantic import ValidationError
 from pydantic_settings import SettingsError
 
-from models.artifact import ArtifactError, Manifest
 from models.engines import EngineError
+from models.manifest import ArtifactError, Manifest
 from models.printable import printable
 from service.api.schemas import EXAMPLE_INPUTS
 from service.api.server import Server

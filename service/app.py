@@ -21,8 +21,8 @@ from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp
 
-from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.manifest import ArtifactError
 from service.api import (
     classify,
     classify_schemas,

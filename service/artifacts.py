@@ -3,8 +3,8 @@
 import functools
 from pathlib import Path
 
-from models.artifact import ArtifactError
 from models.engines import Precision
+from models.manifest import ArtifactError
 from service.model_cache import artifact_of
 from service.settings import Settings
 

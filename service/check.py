@@ -11,8 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-from models.artifact import Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import EngineError, select_engine
+from models.manifest import ArtifactError
 from models.printable import printable
 from service.api.compat import tei
 from service.app import open_exporter

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import ValidationError
 
-from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.manifest import ArtifactError
 from models.printable import printable
 from service.artifacts import with_artifacts
 from service.inference.errors import VitrineError

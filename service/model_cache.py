@@ -31,9 +31,10 @@ from urllib.parse import quote
 from pydantic import BaseModel
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from models.artifact import FORMAT, MANIFEST, Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import Precision
 from models.export.sources import SourceError, content_sha256, resolve_locally
+from models.manifest import FORMAT, MANIFEST, ArtifactError
 
 log = logging.getLogger("vitrine.export")
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from models import signing
-from models.artifact import Artifact, ArtifactError
+from models.artifact import Artifact
 from models.bom import bill_of_materials
+from models.manifest import ArtifactError
 from models.printable import printable
 from service.model_cache import required_signer
 
@@ -18,7 +19,7 @@ def sign(arguments: Sequence[str] | None = None) -> int:
 
     def run(path: Path, key: Path) -> str:
         artifact = Artifact.load(path.resolve())
-        hint = signing.sign(artifact, signing.read_private_key(key), artifact.path.name)
+        hint = artifact.sign(signing.read_private_key(key), artifact.path.name)
         return f"{path} is signed by the key {hint}"
 
     parser = _parser("sign", "Sign all files of an artifact, in its file model.sig.")

@@ -25,8 +25,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from models.artifact import CALIBRATION, CHECK, MANIFEST, QUERY_WEIGHTS, TOKENIZER, ArtifactError
 from models.engines import EngineError
+from models.manifest import CALIBRATION, CHECK, MANIFEST, QUERY_WEIGHTS, TOKENIZER, ArtifactError
 from service.inference.errors import VitrineError
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from models.artifact import TOKENIZER, Artifact, sha256
+from models.artifact import Artifact, sha256
+from models.manifest import TOKENIZER
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.sentences import SENTENCES
 

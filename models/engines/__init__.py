@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import TABLE_ENGINE, Artifact, ArtifactError, Check, Graph, Output
+from models.artifact import Artifact
 from models.engines import with_numpy, with_onnxruntime, with_openvino
 from models.engines.cpus import available_cpus
 from models.engines.engine import (
@@ -26,6 +26,7 @@ from models.engines.engine import (
 )
 from models.engines.onnx_file import read_onnx
 from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines, int8_bounds
+from models.manifest import TABLE_ENGINE, ArtifactError, Check, Graph, Output
 from models.packing import pack
 from models.printable import printable, reason_of
 

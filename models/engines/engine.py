@@ -11,8 +11,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Output
 from models.engines.outputs import Precision
+from models.manifest import Output
 from models.packing import COMPUTED_NAMES, WORD_NAMES, PackedBatch
 from models.printable import printable
 

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Output
+from models.manifest import Output
 
 Precision = Literal["float32", "float16", "bfloat16", "int8"]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Output
 from models.engines.engine import BatchSizes, Engine, EngineError, GraphFile, Hardware, Run
 from models.engines.outputs import Precision
+from models.manifest import Output
 from models.packing import PackedBatch
 
 # Number of tokens whose vectors are copied at a time: with 256 dimensions they take 0.5 MB, which

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Output
 from models.engines.engine import (
     BatchSizes,
     CompiledGraph,
@@ -23,6 +22,7 @@ from models.engines.engine import (
     missing,
 )
 from models.engines.outputs import Precision
+from models.manifest import Output
 from models.packing import PackedBatch
 from models.printable import printable
 

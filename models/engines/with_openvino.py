@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Output
 from models.engines.cpus import cpu_flags
 from models.engines.engine import (
     CompiledGraph,
@@ -19,6 +18,7 @@ from models.engines.engine import (
     missing,
 )
 from models.engines.outputs import OUTPUTS, Precision
+from models.manifest import Output
 from models.packing import PackedBatch, round_up
 
 # Makes OpenVINO's import of its telemetry package fail, so that OpenVINO sends no telemetry.

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.artifact import ArtifactError, Quality
 from models.engines import EngineError
+from models.manifest import ArtifactError, Quality
 
 if TYPE_CHECKING:
     from models.export.int8.quality import QualityBounds

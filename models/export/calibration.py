@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from models.artifact import Artifact, ArtifactError, Manifest, Output
+from models.artifact import Artifact
 from models.engines import Engine, open_engine
+from models.manifest import ArtifactError, Manifest, Output
 from models.packing import NO_ADAPTER, PackedBatch, pack, prompt_length
 from models.quantization import Calibration, Vectors, dequantize, quantize
 

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from models.add_layer_norm import LayerNorm
-from models.artifact import Output
 from models.export import classifier, gliner, hybrid, logit_score, lora, masked_lm, multi_vector
 from models.export.families import (
     FAMILIES,
@@ -40,6 +39,7 @@ from models.export.pair_template import check_without_template
 from models.export.sentence_config import Overrides, SentenceConfig, read_sentence_config
 from models.export.sources import SourceError, resolve
 from models.export.tasks import read_length
+from models.manifest import Output
 from models.network.config import EncoderConfig
 from models.network.encoder import Encoder
 from models.network.heads import DenseHead, Head, NormalizeHead, NormHead, TruncateHead

@@ -13,25 +13,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from tokenizers import Tokenizer
 
-from models.artifact import (
-    CALIBRATION,
-    EMBEDDINGS,
-    QUERY_WEIGHTS,
-    SOURCE,
-    TOKENIZER,
-    Artifact,
-    ArtifactError,
-    Check,
-    Graph,
-    Manifest,
-    SpanRules,
-    TokenRules,
-    hashes,
-    sha256,
-    write_check,
-    write_manifest,
-    writing,
-)
+from models.artifact import Artifact, hashes, sha256, write_check, write_manifest, writing
 from models.engines import ENGINES, EngineError, Precision
 from models.engines.engine import missing
 from models.export.calibration import calibrate, distinct
@@ -59,10 +41,22 @@ from models.export.static import is_static, read_static
 from models.export.static_artifact import static_cases, static_check, static_manifest
 from models.export.token_rules import hybrid_rules, token_rules
 from models.export.tokenizer_file import read_tokenizer
+from models.manifest import (
+    CALIBRATION,
+    EMBEDDINGS,
+    QUERY_WEIGHTS,
+    SOURCE,
+    TOKENIZER,
+    ArtifactError,
+    Check,
+    Graph,
+    Manifest,
+    SpanRules,
+    TokenRules,
+)
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import NO_ADAPTER
 from models.quantization import write_calibration
-from models.signing import sign
 
 DTYPES: dict[Precision, torch.dtype] = {"float32": torch.float32, "float16": torch.float16}
 # File name of each engine's graph. Graphs are compared with PyTorch in this order. OpenVINO is
@@ -272,7 +266,7 @@ def _sign(
 ) -> None:
     """Sign a complete artifact before it gets its place, with the name that it has there."""
     if key is not None:
-        report(f"Signed by the key {sign(Artifact.load(folder), key, name)}")
+        report(f"Signed by the key {Artifact.load(folder).sign(key, name)}")
 
 
 def _check_has_pooled(name: str, config: SentenceConfig) -> None:

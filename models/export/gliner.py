@@ -10,10 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from models.artifact import SpanRules
 from models.export.families import Names
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.sources import GLINER_CONFIG, GLINER_FOLDER
+from models.manifest import SpanRules
 from models.network.config import EncoderConfig
 from models.network.spans import SpanHead
 

@@ -4,10 +4,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from models.artifact import SpanRules
 from models.export.gliner import CONFIG, SpanConfig
 from models.export.model_folder import CheckpointError
 from models.export.sources import GLINER_FOLDER
+from models.manifest import SpanRules
 from models.packing import first_tokens
 
 # Words that must have the tokens that transformers gives them.

@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from models.artifact import Output
 from models.export.families import Family
 from models.export.model_folder import CheckpointError, ModelFolder
+from models.manifest import Output
 from models.network.heads import DenseHead, Head
 
 # Weight file and activation of each head of BGE-M3, by output.

@@ -13,8 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, load_file
 from torch import Tensor
 
-from models.artifact import SOURCE, Artifact
+from models.artifact import Artifact
 from models.json_reader import JsonError, parse_json
+from models.manifest import SOURCE
 
 Json = TypeVar("Json", dict[str, object], list[object])
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from models.artifact import PairTemplate
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.export.tokenizer_settings import CHAT_TEMPLATE, CONFIG
+from models.manifest import PairTemplate
 from models.panics import panics_as_errors
 
 # Choices of `Overrides.pair_template` that are not names in `PUBLISHED`.

@@ -7,9 +7,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, Check, Output
+from models.artifact import Artifact
 from models.engines import EngineError, Precision, open_engine, self_check
 from models.engines.outputs import OUTPUTS, compare
+from models.manifest import Check, Output
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import NO_ADAPTER, WORD_NAMES, PackedBatch, pack
 

@@ -10,12 +10,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.artifact import TokenRules
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.export.sentence_config import SentenceConfig
 from models.export.tokenizer_file import read_tokenizer
 from models.export.tokenizer_settings import TokenizerSettings
 from models.export.transformers_tokenizer import read_settings
+from models.manifest import TokenRules
 
 # Maximum length of queries whose tokenizer has none. A text with so many tokens is refused before.
 _NO_LIMIT = 2**31 - 1

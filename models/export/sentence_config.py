@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from models.artifact import Artifact, Output, PairTemplate, SimilarityName
+from models.artifact import Artifact
 from models.export import (
     classifier,
     gliner,
@@ -56,6 +56,7 @@ from models.export.tasks import (
 )
 from models.export.tokenizer_settings import TokenizerSettings
 from models.export.transformers_tokenizer import load_tokenizer, read_settings
+from models.manifest import Output, PairTemplate, SimilarityName
 from models.network.config import EncoderConfig
 
 
@@ -90,7 +91,7 @@ class SentenceConfig:
         multi: Settings of a multi-vector model; None: another model.
         spans: Settings of a GLiNER model; None: another model.
         unweighted: Tokens without a weight, if sparse vectors consist of the weights of tokens.
-        unknown_id: See `models.artifact.Manifest`.
+        unknown_id: See `models.manifest.Manifest`.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.

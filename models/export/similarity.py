@@ -1,8 +1,8 @@
 """The similarity that a model declares for its vectors, as sentence-transformers reads it."""
 
-from models.artifact import SIMILARITIES, Output, SimilarityName
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.modules import MODEL_CONFIG
+from models.manifest import SIMILARITIES, Output, SimilarityName
 
 # Names in files of multi-vector models that stand for MaxSim: PyLate writes "MaxSim", and wrote the
 # similarity of two tokens before. sentence-transformers reads all three as "maxsim".

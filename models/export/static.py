@@ -17,7 +17,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.artifact import SimilarityName, TokenRules
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.modules import MODEL_CONFIG
 from models.export.sentence_config import Overrides, read_prompts, read_truncate_dim
@@ -25,6 +24,7 @@ from models.export.similarity import read_similarity
 from models.export.tasks import EMBEDDING
 from models.export.tokenizer_settings import TOKENIZER
 from models.export.transformers_tokenizer import check_random, read_tokenizer_file
+from models.manifest import SimilarityName, TokenRules
 
 _MODULE = "StaticEmbedding"
 # Maximum length of a text that is not truncated, in tokens: the largest that a manifest can have.

@@ -6,11 +6,12 @@ import numpy as np
 import torch
 from torch.nn.functional import embedding, embedding_bag
 
-from models.artifact import EMBEDDINGS, TABLE_ENGINE, Check, Graph, Manifest, sha256
+from models.artifact import sha256
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.parity import ParityCase, Results
 from models.export.sources import CheckpointSource
 from models.export.static import StaticModel
+from models.manifest import EMBEDDINGS, TABLE_ENGINE, Check, Graph, Manifest
 from models.packing import NO_ADAPTER, pack
 from models.panics import panics_as_errors
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.artifact import Output
 from models.export import (
     classifier,
     gliner,
@@ -18,6 +17,7 @@ from models.export.families import Family
 from models.export.masked_lm import SparseConfig
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.modules import LOGIT_SCORE, SPLADE, is_size, scores_pairs
+from models.manifest import Output
 
 # Possible names of the file with the settings of the Transformer module. The first one with a
 # setting is read.

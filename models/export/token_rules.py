@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from tokenizers import AddedToken, Tokenizer
 
-from models.artifact import TokenRules
 from models.export import hybrid
 from models.export.model_folder import CheckpointError
 from models.export.multi_vector import KINDS, Expansion, MultiVectorConfig
 from models.export.sentence_config import SentenceConfig
+from models.manifest import TokenRules
 from models.network.config import EncoderConfig
 
 

@@ -23,11 +23,11 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.artifact import SimilarityName
 from models.gradients.inputs import DEFAULT_OPTIONS, InputRow, Method, MethodOptions, Side
 from models.gradients.integration import integrate
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Attribution
+from models.manifest import SimilarityName
 
 Array = NDArray[np.float64]
 # Maps the model's vectors `(S, W)` of each input, before normalisation, to scalars `(S,)`.

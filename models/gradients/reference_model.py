@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from models.artifact import SOURCE, Artifact, ArtifactError, SimilarityName
+from models.artifact import Artifact
 from models.export.checkpoint import load
 from models.export.model_folder import source_folder
 from models.export.sentence_config import overrides_of
 from models.gradients.inputs import InputRow
+from models.manifest import SOURCE, ArtifactError, SimilarityName
 from models.network.sentence_encoder import SentenceEncoder
 from models.network.taps import NO_TAP, OutputTap, Tap
 

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from models.artifact import Output
+from models.manifest import Output
 from models.network.encoder import Encoder
 from models.network.heads import Head, TruncateHead
 from models.network.packed_attention import Rows

@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from models.artifact import SimilarityName, TextSource
 from models.engines import Precision
+from models.manifest import SimilarityName, TextSource
 from service.evaluation.gate import MeasureChange
 
 _SIMILARITY = (

@@ -7,8 +7,8 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from models.artifact import ArtifactError
 from models.engines import Agreement, EngineError
+from models.manifest import ArtifactError
 from models.spaces import Space
 from service.api.auth import require_scope
 from service.api.body import read_body

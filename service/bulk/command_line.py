@@ -16,8 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from models.artifact import ArtifactError
 from models.engines import EngineError, Precision, select_engine
+from models.manifest import ArtifactError
 from models.printable import printable
 from service.bulk.job import encode_files
 from service.bulk.options import (

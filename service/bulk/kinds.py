@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from models.artifact import Manifest, Output
+from models.manifest import Manifest, Output
 from service.bulk.options import (
     DTYPES,
     HIGHLIGHTS,

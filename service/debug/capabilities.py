@@ -5,8 +5,8 @@ from typing import get_args
 from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
-from models.artifact import SimilarityName
 from models.gradients.inputs import BaselineName, Distribution, Method, ObjectiveName
+from models.manifest import SimilarityName
 from service.api.openapi import error_responses
 from service.debug.pipeline.call import Call, json_response
 from service.debug.pipeline.model_kinds import ALL_KINDS, TAKES_PAIRS, ModelKind, kind_for

@@ -11,8 +11,8 @@ from typing import Annotated, Literal, assert_never
 
 from pydantic import Field
 
-from models.artifact import Manifest
 from models.gradients.inputs import InputRow
+from models.manifest import Manifest
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.model_kinds import KIND_NAMES, ModelKind
 from service.debug.pipeline.request_fields import StrictModel, Text, Vector

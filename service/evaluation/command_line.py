@@ -14,8 +14,8 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from models.artifact import ArtifactError
 from models.engines import EngineError, Precision
+from models.manifest import ArtifactError
 from models.printable import printable
 from service.bulk.command_line import (
     INTERRUPTED,

@@ -12,7 +12,8 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from models.artifact import SPACES, ArtifactError, hashes, write_manifest, writing
+from models.artifact import hashes, write_manifest, writing
+from models.manifest import SPACES, ArtifactError
 from models.printable import printable
 from models.spaces import NAME_RULE, SpaceInfo, is_name, write_space
 from service.bulk.options import OptionError

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, ArtifactError, SimilarityName
+from models.artifact import Artifact
 from models.identity import identity_of
+from models.manifest import ArtifactError, SimilarityName
 from service.bulk.options import ERROR, ROW, OptionError
 from service.bulk.parts import native_file
 from service.evaluation.comparison import Evaluated

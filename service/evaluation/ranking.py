@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from models.artifact import SimilarityName
+from models.manifest import SimilarityName
 from models.quantization import DTYPES
 from service.bulk.options import ERROR, ROW, Kind
 from service.bulk.parts import native_file

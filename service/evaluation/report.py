@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.manifest import ArtifactError
 from models.printable import printable
 from service.bulk.parts import native_file
 from service.evaluation.comparison import TOP, Evaluated

@@ -17,12 +17,13 @@ import torch
 import transformers
 from tokenizers import Tokenizer
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import Artifact
 from models.engines import available_cpus, open_engine
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.export.exporter import export
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
+from models.manifest import TOKENIZER
 from models.packing import pack
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.benchmarks.bench_servers import ARTIFACT

@@ -21,9 +21,10 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import Artifact
 from models.engines import ENGINES, cosines
 from models.export.sources import resolve
+from models.manifest import TOKENIZER
 from tests.benchmarks.comparison import BenchmarkError, Figures, Turns, parser, report
 from tests.benchmarks.peers import find_peer, parse_peers
 from tests.benchmarks.servers import Api, Client, ServerKind, ServerProcess, vitrine

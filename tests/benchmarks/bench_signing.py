@@ -19,8 +19,9 @@ from pathlib import Path
 from statistics import median
 
 import vitrine
-from models.artifact import SOURCE, Artifact
-from models.signing import read_private_key, sign
+from models.artifact import Artifact
+from models.manifest import SOURCE
+from models.signing import read_private_key
 from tests.signing_keys import new_key
 
 # Prints the seconds that the import takes beside what a service has imported already.
@@ -40,7 +41,7 @@ def main() -> None:
         shutil.copytree(options.artifact, folder, copy_function=os.link)
         private, public = new_key(Path(name), "key")
         artifact = Artifact.load(folder)
-        sign(artifact, read_private_key(private), folder.name)
+        artifact.sign(read_private_key(private), folder.name)
         source = [own for own in artifact.manifest.files if own.startswith(f"{SOURCE}/")]
         cases: dict[str, Callable[[], object]] = {
             "start": partial(start, folder, None),

@@ -38,8 +38,8 @@ GUARDS = (
         f"{_T}test_signature_of_another_key_is_refused_with_both_hints",
     ),
     Guard(
-        "models/signing.py",
-        "    artifact.verify_all()\n",
+        "models/artifact.py",
+        "        self.verify_all()\n",
         "",
         f"{_T}test_artifact_with_a_changed_file_is_not_signed",
     ),

@@ -20,10 +20,11 @@ import onnxruntime
 import torch
 import transformers
 
-from models.artifact import Artifact, Output
+from models.artifact import Artifact
 from models.engines import ENGINES, OUTPUTS, Engine, Precision, cosines, measure_check, open_engine
 from models.export.exporter import export
 from models.export.sources import resolve
+from models.manifest import Output
 from models.packing import PackedBatch, pack
 from service.inference.model.opening import ModelOptions
 from service.inference.model.sync_model import SyncModel

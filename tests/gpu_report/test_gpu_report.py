@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.artifact import Artifact, Output
+from models.artifact import Artifact
 from models.engines import Agreement, CpuEngine, Engine, measure_check
 from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, PassOutcome
 from models.gradients.layer_norm_operands import Operands
+from models.manifest import Output
 from tests.benchmarks import bench_op
 from tests.gpu_report import engine, figures, fused_norm
 from tests.gpu_report.__main__ import main, run_step

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from models.artifact import Artifact, ArtifactError, write_manifest, writing
+from models.artifact import Artifact, write_manifest, writing
+from models.manifest import ArtifactError
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ import pytest
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 
-from models.artifact import MANIFEST, Artifact, ArtifactError, sha256
+from models.artifact import Artifact, sha256
 from models.bom import _SPDX, bill_of_materials
 from models.export.exporter import export
 from models.export.sources import resolve
+from models.manifest import MANIFEST, ArtifactError
 from tests.hostile_artifacts import copy_of, edit
 from tests.models.static_models import save_model2vec, word_pieces
 

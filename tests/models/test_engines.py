@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from models.artifact import TABLE_ENGINE, Artifact
+from models.artifact import Artifact
 from models.engines import (
     ENGINES,
     OUTPUTS,
@@ -36,6 +36,7 @@ from models.engines import (
 )
 from models.engines.outputs import compare
 from models.engines.with_numpy import TableEngine
+from models.manifest import TABLE_ENGINE
 from models.packing import PackedBatch, pack
 from tests.eventually import eventually
 from tests.models.export.cuda_graphs import for_cpu

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from models.artifact import Artifact, Graph, LengthQuality, Manifest, Quality, TokenRules
+from models.artifact import Artifact
 from models.engines import Precision
 from models.export.exporter import export
 from models.export.onnx_graph import trace
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.identity import EXCLUDED_FIELDS, EXCLUDED_FILES, EXCLUDED_GRAPH_FIELDS, identity_of
+from models.manifest import Graph, LengthQuality, Manifest, Quality, TokenRules
 
 pytestmark = pytest.mark.slow
 

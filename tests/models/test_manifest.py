@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from models.artifact import CHECK, MANIFEST, TOKENIZER, Artifact, ArtifactError
+from models.artifact import Artifact
+from models.manifest import CHECK, MANIFEST, TOKENIZER, ArtifactError
 from models.network.pooling import POOLINGS
 from tests.hostile_artifacts import copy_of, edit, replace
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from models.artifact import CALIBRATION, Artifact, ArtifactError, sha256
+from models.artifact import Artifact, sha256
+from models.manifest import CALIBRATION, ArtifactError
 from models.quantization import (
     DTYPES,
     Calibration,

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from cryptography.exceptions import InvalidSignature
 
-from models.artifact import MANIFEST, SIGNATURE, Artifact, ArtifactError
-from models.signing import KeyFileError, key_hint, read_private_key, read_public_key, sign
+from models.artifact import Artifact
+from models.manifest import MANIFEST, SIGNATURE, ArtifactError
+from models.signing import KeyFileError, key_hint, read_private_key, read_public_key
 from tests.hostile_artifacts import copy_of, edit, replace
 from tests.signing_keys import new_key, openssl
 
@@ -54,7 +55,7 @@ def signed(copy: Path, key: tuple[Path, Path]) -> Path:
 
 
 def sign_folder(folder: Path, private: Path) -> str:
-    return sign(Artifact.load(folder), read_private_key(private), folder.name)
+    return Artifact.load(folder).sign(read_private_key(private), folder.name)
 
 
 def check(folder: Path, public: Path) -> None:

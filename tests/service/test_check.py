@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from models.artifact import Artifact, ArtifactError, sha256
+from models.artifact import Artifact, sha256
+from models.manifest import ArtifactError
 from service.__main__ import main
 from service.check import check
 from service.inference.model.opening import ModelOptions, open_model

@@ -18,10 +18,11 @@ import pytest
 from huggingface_hub import snapshot_download
 from sentence_transformers import SentenceTransformer
 
-from models.artifact import Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import Precision
 from models.export.__main__ import main as export
 from models.export.sources import _PINNED
+from models.manifest import ArtifactError
 from service import model_cache
 from service.__main__ import main as serve
 from service.artifacts import with_artifacts

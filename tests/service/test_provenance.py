@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from models.artifact import SIGNATURE, Artifact
+from models.artifact import Artifact
 from models.bom import bill_of_materials
+from models.manifest import SIGNATURE
 from models.signing import key_hint, read_public_key
 from service.commands import main
 from tests.hostile_artifacts import copy_of

@@ -14,9 +14,10 @@ from httpx2 import Response
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from models.artifact import MANIFEST, SIGNATURE, Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import weight_bytes
-from models.signing import key_hint, read_private_key, read_public_key, sign
+from models.manifest import MANIFEST, SIGNATURE, ArtifactError
+from models.signing import key_hint, read_private_key, read_public_key
 from service import commands
 from service.__main__ import main
 from service.app import create_app
@@ -60,7 +61,7 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 def signed_copy(artifact: Artifact, target: Path, key: tuple[Path, Path]) -> Path:
     copy_of(artifact.path, target)
-    sign(Artifact.load(target), read_private_key(key[0]), target.name)
+    Artifact.load(target).sign(read_private_key(key[0]), target.name)
     return target
 
 
@@ -439,7 +440,7 @@ def test_model_that_is_no_artifact_is_exported_only_without_required_signatures(
     path = with_artifacts(free).model.path
     # What is in the cache can be signed there.
     assert with_artifacts(required).model.path == path
-    sign(Artifact.load(path), read_private_key(key[0]), path.name)
+    Artifact.load(path).sign(read_private_key(key[0]), path.name)
     assert Artifact.load(path, key[1]).signed_by
 
 

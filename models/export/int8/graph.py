@@ -8,15 +8,7 @@ from pathlib import Path
 import onnx
 from tokenizers import Tokenizer
 
-from models.artifact import (
-    Artifact,
-    Graph,
-    LengthQuality,
-    Manifest,
-    Quality,
-    sha256,
-    write_manifest,
-)
+from models.artifact import Artifact, sha256, write_manifest
 from models.engines import Engine, EngineError, measure_check, open_engine, self_check
 from models.export.calibration import TextRows, run_rows
 from models.export.int8.products import (
@@ -38,6 +30,7 @@ from models.export.int8.rows import (
 )
 from models.export.int8.texts import Corpus, OwnTexts, VocabularyTexts
 from models.export.onnx_graph import OPSET
+from models.manifest import Graph, LengthQuality, Manifest, Quality
 from models.quantization import Vectors
 
 FILE, WEIGHTS = "model.int8.onnx", "model.int8.weights"

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import LengthQuality, Manifest, Output
 from models.engines import OUTPUTS, Agreement, cosines
 from models.export.calibration import nearest, overlap, unit
 from models.export.int8.rows import DOCUMENTS
 from models.export.model_folder import CheckpointError
+from models.manifest import LengthQuality, Manifest, Output
 
 # Outputs of models whose quality is measured. Token vectors are a by-product of pooled vectors.
 # Weights of sparse vectors, tags and multi-vectors would need measures of their own.

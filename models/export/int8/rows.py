@@ -7,9 +7,9 @@ from itertools import pairwise
 import numpy as np
 from tokenizers import Tokenizer
 
-from models.artifact import Manifest, TextSource
 from models.export.calibration import TextRows, text_rows
 from models.export.int8.texts import Corpus
+from models.manifest import Manifest, TextSource
 
 # Number of documents of each query of a reranker.
 DOCUMENTS = 20

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from tokenizers import Tokenizer
 
-from models.artifact import TextSource
 from models.export.model_folder import CheckpointError
+from models.manifest import TextSource
 
 # Share of numbers, punctuation and symbols in a text of the vocabulary.
 _MARKS = 0.1

@@ -9,7 +9,7 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 
-from models.artifact import Manifest
+from models.manifest import Manifest
 from service.api.compat import tei_classify, tei_embed
 from service.api.compat.tei_routes import (
     KEY,

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Literal, get_args
 
-from models.artifact import Manifest
+from models.manifest import Manifest
 from service.inference.errors import InvalidInput
 
 ModelKind = Literal["embedding", "reranker", "classifier", "sparse", "multi"]

@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from fastapi import APIRouter, Request, Response
 
-from models.artifact import Manifest
+from models.manifest import Manifest
 from service.api.auth import require_scope
 from service.api.body import read_body
 from service.api.openapi import error_responses, request_body

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Manifest, SimilarityName
+from models.manifest import Manifest, SimilarityName
 from service.inference.errors import InvalidInput
 from service.inference.results.vectors import SparseVector, Vectors
 from service.inference.tokenizing.rows import Row, Span

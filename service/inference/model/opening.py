@@ -12,15 +12,7 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from models.artifact import (
-    CALIBRATION,
-    CHECK,
-    MANIFEST,
-    SOURCE,
-    TOKENIZER,
-    Artifact,
-    sha256,
-)
+from models.artifact import Artifact, sha256
 from models.engines import (
     Agreement,
     Engine,
@@ -32,6 +24,7 @@ from models.engines import (
     self_check,
 )
 from models.identity import identity_of
+from models.manifest import CALIBRATION, CHECK, MANIFEST, SOURCE, TOKENIZER
 from models.packing import pack
 from models.printable import reason_of
 from models.quantization import Calibration, read_calibration

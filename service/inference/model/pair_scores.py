@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from models.artifact import SimilarityName
+from models.manifest import SimilarityName
 from service.inference.explain.deletion import Deletions, ShapleyValues
 from service.inference.explain.notebook_html import shown
 from service.inference.explain.pictures import picture

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from models.artifact import Manifest, SimilarityName
 from models.engines import Output
+from models.manifest import Manifest, SimilarityName
 from service.inference.call_options import Deadline
 from service.inference.errors import InvalidInput
 from service.inference.explain.terms import (

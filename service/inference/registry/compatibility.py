@@ -1,6 +1,6 @@
 """Differences between two versions of a model that would break its clients without an error."""
 
-from models.artifact import Manifest
+from models.manifest import Manifest
 from service.inference.errors import InvalidInput
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from models.artifact import ArtifactError
 from models.engines import EngineError
+from models.manifest import ArtifactError
 from service.inference.errors import VitrineError
 from service.inference.registry.registry import ModelRegistry
 from service.inference.registry.served_models import ModelSpec

@@ -7,8 +7,9 @@ from functools import lru_cache
 from math import inf
 from pathlib import Path
 
-from models.artifact import MANIFEST, Artifact, ArtifactError, Manifest, SimilarityName
+from models.artifact import Artifact
 from models.engines import weight_bytes
+from models.manifest import MANIFEST, ArtifactError, Manifest, SimilarityName
 from models.printable import printable
 from service.inference.model.model import Model
 from service.inference.model.opening import DEFAULT_OPTIONS, ModelOptions

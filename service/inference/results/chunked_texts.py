@@ -9,7 +9,7 @@ from math import ceil, inf
 import numpy as np
 from tokenizers import Encoding
 
-from models.artifact import Manifest
+from models.manifest import Manifest
 from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.results.late_chunking import LateText, apply_heads

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.artifact import Manifest
+from models.manifest import Manifest
 from service.inference.errors import InvalidInput
 from service.inference.results.vectors import Vectors, truncate_and_normalize
 from service.inference.tokenizing.chunking import Piece

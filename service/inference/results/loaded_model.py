@@ -11,8 +11,9 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Artifact, Check, Quality
+from models.artifact import Artifact
 from models.engines import OUTPUTS, Agreement, Engine, Output
+from models.manifest import Check, Quality
 from models.packing import pack
 from models.quantization import Calibration
 from models.spaces import Space

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from models.artifact import Manifest
+from models.manifest import Manifest
 from models.quantization import (
     DTYPES,
     Calibration,

@@ -5,7 +5,8 @@ from io import BytesIO
 
 import numpy as np
 
-from models.artifact import QUERY_WEIGHTS, Artifact, ArtifactError
+from models.artifact import Artifact
+from models.manifest import QUERY_WEIGHTS, ArtifactError
 from models.printable import reason_of
 from service.inference.results.vectors import SparseVector, Vectors
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import SimilarityName
+from models.manifest import SimilarityName
 from service.inference.results.vectors import SparseVector, Vectors, truncate_and_normalize
 
 Scores = NDArray[np.float64]
@@ -184,7 +184,7 @@ def _softmax(logits: Scores) -> Scores:
     return scores
 
 
-# Activation functions, by their names in `models.artifact.Manifest.activation`.
+# Activation functions, by their names in `models.manifest.Manifest.activation`.
 ACTIVATIONS: Mapping[str, Callable[[Scores], Scores]] = {
     "sigmoid": _sigmoid,
     "softmax": _softmax,

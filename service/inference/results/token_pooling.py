@@ -13,9 +13,9 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from models.artifact import Manifest
 from models.engines import EngineError
 from models.engines.engine import missing
+from models.manifest import Manifest
 from service.inference.errors import InvalidInput
 
 # Maximum number of vectors of a text. The distances of all pairs take 64 MiB, and Ward linkage

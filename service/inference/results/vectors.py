@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple, NoReturn, TypedDict
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from models.artifact import TokenRules
+from models.manifest import TokenRules
 from service.inference.batching.cache import CacheCounts
 from service.inference.call_options import Deadline
 from service.inference.errors import InvalidInput

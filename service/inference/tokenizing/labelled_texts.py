@@ -14,7 +14,7 @@ from itertools import islice
 
 from tokenizers import Encoding, Tokenizer
 
-from models.artifact import SpanRules
+from models.manifest import SpanRules
 from models.packing import NO_TOKEN, first_tokens
 from models.panics import panics_as_errors
 from service.inference.errors import InvalidInput

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from models.artifact import TokenRules
+from models.manifest import TokenRules
 from models.packing import NO_ADAPTER
 
 # Start and end of a token in its text; the end is exclusive.

@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 from tokenizers import Tokenizer
 from tokenizers.models import Unigram
 
-from models.artifact import TOKENIZER, ArtifactError
+from models.manifest import TOKENIZER, ArtifactError
 from models.panics import panics_as_errors
 from models.printable import reason_of
 from service.inference.tokenizing.plain_texts import plain_texts, plain_variant

@@ -10,7 +10,7 @@ from functools import cache, partial
 
 from tokenizers import Encoding
 
-from models.artifact import TOKENIZER, ArtifactError, PairTemplate
+from models.manifest import TOKENIZER, ArtifactError, PairTemplate
 from service.inference.tokenizing.encodings import TextEncodings, slices
 from service.inference.tokenizing.pairs import Pair, PairLimits
 from service.inference.tokenizing.rows import Row, Span

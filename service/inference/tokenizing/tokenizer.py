@@ -8,7 +8,8 @@ from typing import TypeVar, cast
 
 from tokenizers import Encoding
 
-from models.artifact import MANIFEST, TOKENIZER, Artifact, ArtifactError, TokenRules
+from models.artifact import Artifact
+from models.manifest import MANIFEST, TOKENIZER, ArtifactError, TokenRules
 from models.packing import NO_ADAPTER, prompt_length
 from models.panics import panics_as_errors
 from service.inference.call_options import OnOverflow

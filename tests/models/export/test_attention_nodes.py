@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.artifact import TABLE_ENGINE
 from models.engines import ENGINES
 from models.export import attention_nodes
 from models.export.attention_nodes import lower_attention
+from models.manifest import TABLE_ENGINE
 from models.network.packed_attention import PackedRows, Rows, packed_attention
 from models.network.positions import Reach
 from models.packing import pack, round_up

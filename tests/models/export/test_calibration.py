@@ -7,9 +7,10 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.util.quantization import quantize_embeddings
 
-from models.artifact import CALIBRATION, Artifact, ArtifactError
+from models.artifact import Artifact
 from models.export.__main__ import main
 from models.export.calibration import MIN_TEXTS, distinct, measure_recall
+from models.manifest import CALIBRATION, ArtifactError
 from models.quantization import Vectors, read_calibration
 from tests.models.checkpoints import save_classifier, save_tokenizer
 from tests.sentences import calibration_texts

@@ -19,7 +19,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
 from models.add_layer_norm import AddLayerNorm
-from models.artifact import TABLE_ENGINE, Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import ENGINES, Precision, cosines, open_engine
 from models.export import sources
 from models.export.__main__ import main
@@ -29,6 +29,7 @@ from models.export.model_folder import CheckpointError
 from models.export.onnx_graph import graph_for, trace, write_weights
 from models.export.sentence_config import Overrides
 from models.export.sources import CheckpointSource, SourceError, resolve
+from models.manifest import TABLE_ENGINE, ArtifactError
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import INPUT_NAMES, pack
 from tests.conftest import FamilyArtifact

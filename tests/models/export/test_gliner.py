@@ -11,7 +11,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from models.artifact import CHECK, MANIFEST, Artifact, ArtifactError, SpanRules, sha256
+from models.artifact import Artifact, sha256
 from models.engines import EngineError, open_engine, self_check
 from models.export.checkpoint import load
 from models.export.exporter import export
@@ -22,6 +22,7 @@ from models.export.onnx_graph import graph_for, write_weights
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import SourceError, resolve
 from models.export.tokenizer_file import read_tokenizer
+from models.manifest import CHECK, MANIFEST, ArtifactError, SpanRules
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import INPUT_NAMES, NO_TOKEN, WORD_NAMES, PackedBatch, pack
 from service.inference.tokenizing.labelled_texts import LabelledTexts

@@ -19,7 +19,7 @@ from scipy.stats import spearmanr
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from models.artifact import TOKENIZER, Artifact, Graph, LengthQuality, TextSource
+from models.artifact import Artifact
 from models.engines import (
     ENGINES,
     OUTPUTS,
@@ -40,6 +40,7 @@ from models.export.int8.rounding import quantize_activations, round_product, rou
 from models.export.int8.rows import length_classes, longest_text, quality_rows, rows_by_length
 from models.export.int8.texts import OwnTexts, VocabularyTexts
 from models.export.model_folder import CheckpointError
+from models.manifest import TOKENIZER, Graph, LengthQuality, TextSource
 from models.packing import pack
 from tests.models.checkpoints import save_checkpoint, save_masked_lm, save_tokenizer
 from tests.models.test_engines import ALTERATIONS, AlteredEngine

@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard, ModelCardData
 
-from models.artifact import MANIFEST, Artifact, ArtifactError
+from models.artifact import Artifact
 from models.export.__main__ import main
 from models.export.exporter import export
 from models.export.model_card import license_of
 from models.export.model_folder import ModelFolder
 from models.export.sources import content_sha256, resolve
+from models.manifest import MANIFEST, ArtifactError
 from models.signing import read_private_key
 from tests.models.checkpoints import edit_json, write_json
 from tests.models.static_models import save_model2vec, word_pieces

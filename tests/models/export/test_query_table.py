@@ -14,7 +14,7 @@ from sentence_transformers.base.modules import Normalize, Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer
 
-from models.artifact import QUERY_WEIGHTS, Artifact, TokenRules
+from models.artifact import Artifact
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError, ModelFolder, source_folder
@@ -22,6 +22,7 @@ from models.export.query_table import QueryTable, read_query_table
 from models.export.sentence_config import Overrides, overrides_of
 from models.export.sources import resolve
 from models.export.tokenizer_file import read_tokenizer
+from models.manifest import QUERY_WEIGHTS, TokenRules
 from tests.models.checkpoints import (
     DOCUMENT_MODULES,
     QUERY_MODULE,

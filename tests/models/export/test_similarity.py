@@ -6,9 +6,9 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
 
-from models.artifact import SIMILARITIES, Output
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.similarity import read_similarity
+from models.manifest import SIMILARITIES, Output
 from tests.models.checkpoints import write_json
 
 

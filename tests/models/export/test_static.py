@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.artifact import Artifact, ArtifactError, sha256
+from models.artifact import Artifact, sha256
 from models.engines import EngineError, open_engine, self_check
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
 from models.export.sentence_config import Overrides
 from models.export.sources import CheckpointSource, SourceError, resolve
+from models.manifest import ArtifactError
 from tests.models.checkpoints import edit_json, edit_tensors, write_json, write_modules
 from tests.models.static_models import save_model2vec, save_static_embedding, word_pieces
 

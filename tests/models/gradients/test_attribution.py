@@ -9,12 +9,13 @@ from sentence_transformers.util import SimilarityFunction
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.artifact import TOKENIZER, Artifact, SimilarityName
+from models.artifact import Artifact
 from models.gradients import attribution
 from models.gradients.attribution import METHODS, TargetFunction
 from models.gradients.budget import COSTS
 from models.gradients.inputs import InputRow, Method, MethodOptions
 from models.gradients.reference_model import ReferenceModel
+from models.manifest import TOKENIZER, SimilarityName
 from tests.models.gradients.toys import A, B, attribute_row, toy_model
 from tests.sentences import SENTENCES
 

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from models.artifact import Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import open_engine
 from models.export.checkpoint import load
 from models.gradients.inputs import InputRow
 from models.gradients.reference_model import ReferenceModel
+from models.manifest import ArtifactError
 from models.packing import NO_ADAPTER, pack
 from tests.models.checkpoints import save_classifier
 from tests.models.gradients.toys import ADAPTED, DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model

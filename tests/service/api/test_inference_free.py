@@ -15,7 +15,8 @@ from sentence_transformers import SparseEncoder
 from starlette.testclient import TestClient
 
 import vitrine
-from models.artifact import Artifact, ArtifactError, sha256
+from models.artifact import Artifact, sha256
+from models.manifest import ArtifactError
 from service.inference.batching.runs import ItemFailed
 from service.inference.errors import InferenceFailed, NotReady, Overloaded
 from service.inference.results.query_table import look_up, read_query_weights

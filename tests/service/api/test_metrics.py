@@ -13,7 +13,8 @@ from sentence_transformers import SentenceTransformer
 from starlette.testclient import TestClient
 from tokenizers import Tokenizer
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import Artifact
+from models.manifest import TOKENIZER
 from models.quantization import read_calibration
 from service.api.metrics import Metrics
 from service.debug.pipeline.messages import JOB_KINDS

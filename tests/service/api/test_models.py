@@ -26,11 +26,12 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from models.artifact import CHECK, MANIFEST, TOKENIZER, Artifact
+from models.artifact import Artifact
 from models.engines import weight_bytes
 from models.export.exporter import export
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
+from models.manifest import CHECK, MANIFEST, TOKENIZER
 from service.api.compat import tei, tei_embed
 from service.api.middleware import RequestMiddleware
 from service.api.state import AppState

@@ -19,10 +19,11 @@ from sentence_transformers.sentence_transformer.modules import Normalize, Poolin
 from starlette.testclient import TestClient
 
 import vitrine
-from models.artifact import MANIFEST, Artifact, ArtifactError, SimilarityName
+from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
+from models.manifest import MANIFEST, ArtifactError, SimilarityName
 from service.app import create_app
 from service.bulk.job import encode_files
 from service.bulk.options import BulkOptions

@@ -8,7 +8,8 @@ import pytest
 from sentence_transformers.util import SimilarityFunction
 from starlette.testclient import TestClient
 
-from models.artifact import MANIFEST, Artifact
+from models.artifact import Artifact
+from models.manifest import MANIFEST
 from tests.models.checkpoints import edit_json
 from tests.service.debug.conftest import CAT, FELINE, ask, problem_of, service_of
 

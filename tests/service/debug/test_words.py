@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import Artifact
+from models.manifest import TOKENIZER
 from service.debug.pipeline.words import words_of
 from service.inference.tokenizing.encodings import spans_of
 from service.inference.tokenizing.rows import Row, TokenizedText

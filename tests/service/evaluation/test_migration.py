@@ -16,9 +16,10 @@ from starlette.testclient import TestClient
 from torch.nn import functional as F
 
 import vitrine
-from models.artifact import MANIFEST, SIGNATURE, Artifact, ArtifactError, hashes
+from models.artifact import Artifact, hashes
 from models.identity import identity_of
-from models.signing import read_private_key, sign
+from models.manifest import MANIFEST, SIGNATURE, ArtifactError
+from models.signing import read_private_key
 from models.spaces import read_spaces
 from service.app import create_app
 from service.evaluation import migration
@@ -335,7 +336,7 @@ def test_artifacts_of_a_migration_must_be_signed_if_signatures_are_required(
         for job in jobs.values():
             job["artifact"] = str(copy)
         edit_json(file, jobs=jobs)
-        sign(Artifact.load(copy), read_private_key(private), name)
+        Artifact.load(copy).sign(read_private_key(private), name)
     monkeypatch.setenv("VITRINE_MODELS__VERIFY", str(public))
     assert migrate(tmp_path / "evaluations", tmp_path / "out", "--min-recall", "0") == 0
     for name in ("new", "old"):

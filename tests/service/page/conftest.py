@@ -10,7 +10,8 @@ from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
-from models.artifact import MANIFEST, Artifact
+from models.artifact import Artifact
+from models.manifest import MANIFEST
 from tests.models.checkpoints import edit_json
 from tests.service.api.conftest import (  # noqa: F401 - fixtures
     classifier,

@@ -9,7 +9,8 @@ import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from models.artifact import MANIFEST, Artifact
+from models.artifact import Artifact
+from models.manifest import MANIFEST
 from tests.models.checkpoints import edit_json
 from tests.service.debug.held_worker import held
 from tests.service.page.browsing import (

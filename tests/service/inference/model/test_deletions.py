@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
 import vitrine
-from models.artifact import MANIFEST, Artifact
+from models.artifact import Artifact
+from models.manifest import MANIFEST
 from service.inference.call_options import CallOptions, Deadline, OnOverflow, Priority
 from service.inference.explain.deletion import without
 from service.inference.model import scoring

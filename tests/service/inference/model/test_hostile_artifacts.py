@@ -17,8 +17,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from models import engines
-from models.artifact import MANIFEST, QUERY_WEIGHTS, TOKENIZER, Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import EngineError
+from models.manifest import MANIFEST, QUERY_WEIGHTS, TOKENIZER, ArtifactError
 from service.inference.model import opening
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.results.query_table import read_query_weights

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vitrine
-from models.artifact import MANIFEST, Artifact
+from models.artifact import Artifact
+from models.manifest import MANIFEST
 from service.inference.results.loaded_model import LoadedModel
 from tests.models.checkpoints import edit_json
 from tests.service.api.conftest import classifier  # noqa: F401 - a fixture

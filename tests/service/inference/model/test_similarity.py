@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from sentence_transformers.util import SimilarityFunction
 
-from models.artifact import SimilarityName
+from models.manifest import SimilarityName
 from service.inference.results.scores import similarities, similarity_matrix, sparse_similarities
 from service.inference.results.vectors import SparseVector, Vectors
 

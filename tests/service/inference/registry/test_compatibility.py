@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.artifact import CHECK, MANIFEST, Artifact, Manifest
+from models.artifact import Artifact
 from models.engines import weight_bytes
+from models.manifest import CHECK, MANIFEST, Manifest
 from service.inference.errors import InvalidInput, NotReady
 from service.inference.model.opening import ModelOptions
 from service.inference.registry.compatibility import incompatibilities

@@ -19,9 +19,10 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from models.artifact import MANIFEST, SOURCE, Artifact, ArtifactError
+from models.artifact import Artifact
 from models.engines import weight_bytes
 from models.identity import identity_of
+from models.manifest import MANIFEST, SOURCE, ArtifactError
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model

@@ -17,7 +17,8 @@ from typing import Any, cast
 
 import pytest
 
-from models.artifact import CHECK, TOKENIZER, Artifact, ArtifactError, Manifest, write_manifest
+from models.artifact import Artifact, write_manifest
+from models.manifest import CHECK, TOKENIZER, ArtifactError, Manifest
 from service.inference.batching.streams import Clock
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.model import Model

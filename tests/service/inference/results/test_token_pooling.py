@@ -9,8 +9,9 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers.multi_vector_encoder.modules import HierarchicalTokenPooling
 
-from models.artifact import Artifact, TokenRules
+from models.artifact import Artifact
 from models.engines import EngineError
+from models.manifest import TokenRules
 from service.inference.errors import InvalidInput
 from service.inference.results import token_pooling
 from service.inference.results.token_pooling import check_poolable, pool_vectors

@@ -12,7 +12,8 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import Artifact
+from models.manifest import TOKENIZER
 from service.inference.errors import InvalidInput
 from service.inference.results.chunked_texts import ChunkedTexts
 from service.inference.tokenizing.chunking import Chunk, Chunking, Strategy, split

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import Encoding, Tokenizer
 
-from models.artifact import SpanRules
+from models.manifest import SpanRules
 from models.packing import first_tokens
 from service.inference.errors import InvalidInput
 from service.inference.tokenizing.labelled_texts import _WORD, LabelledTexts

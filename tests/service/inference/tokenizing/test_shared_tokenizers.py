@@ -12,7 +12,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import Artifact
+from models.manifest import TOKENIZER
 from service.inference.tokenizing import plain_texts
 from service.inference.tokenizing.encodings import TextEncodings
 from service.inference.tokenizing.shared_tokenizers import SharedTokenizer, shared_tokenizer

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from tokenizers import Encoding, Tokenizer
 
-from models.artifact import Artifact, ArtifactError
+from models.artifact import Artifact
 from models.export.pair_template import PUBLISHED
+from models.manifest import ArtifactError
 from service.inference.call_options import NO_OPTIONS
 from service.inference.results.chunked_texts import ChunkedTexts
 from service.inference.tokenizing.chunking import Chunking

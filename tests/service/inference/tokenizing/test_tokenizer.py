@@ -18,7 +18,8 @@ from tokenizers import (
     trainers,
 )
 
-from models.artifact import TOKENIZER, Artifact
+from models.artifact import Artifact
+from models.manifest import TOKENIZER
 from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput
 from service.inference.tokenizing.pair_rows import PairRows
