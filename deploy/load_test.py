@@ -427,7 +427,7 @@ class LoadResult:
         """Whether at most the share `MAX_LATE` of the requests was sent late."""
         return self.late <= MAX_LATE
 
-    def exceeded(self, p99_ms: float | None, error_rate: float | None) -> list[str]:
+    def exceeded_thresholds(self, p99_ms: float | None, error_rate: float | None) -> list[str]:
         """Return one sentence per exceeded threshold, and one if vectors of sample texts differ."""
         exceeded: list[str] = []
         p99 = self.latency_ms["p99"]
@@ -655,7 +655,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print("no plot: matplotlib is not installed", file=sys.stderr)
     status = 0
     for result in results:
-        for sentence in result.exceeded(options.p99_ms, options.error_rate):
+        for sentence in result.exceeded_thresholds(options.p99_ms, options.error_rate):
             print(f"{result.target}: {sentence}", file=sys.stderr)
             status = 1
     if not all(result.is_valid for result in results):

@@ -41,14 +41,14 @@ from models.json_reader import JsonError, parse_json
 from models.manifest import ArtifactError
 from service.bulk.columns import copied_columns
 from service.bulk.command_line import EPILOG, add_job_options, options_of, run_command
-from service.bulk.input_files import InputFile, hash_file, verified
+from service.bulk.input_files import InputFile, hash_file, with_verification
 from service.bulk.journal import check_settings
 from service.bulk.opening import OpenJob, checked_kind, open_job
 from service.bulk.options import ERROR, BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import PartFiles, sync
 from service.bulk.progress import Progress
 from service.bulk.readers import Block, read_parquet
-from service.bulk.sources import STDIN, Source, reading
+from service.bulk.sources import STDIN, Source, reading_errors
 from service.inference.errors import VitrineError
 
 log = logging.getLogger("vitrine")
@@ -188,8 +188,8 @@ class ClusterJob:
             if start >= part.end or start + entry.rows <= part.first:
                 continue
             filesystem, path = entry.location
-            with reading(path), filesystem.open_input_file(path) as raw:
-                file = verified(raw, entry.file)
+            with reading_errors(path), filesystem.open_input_file(path) as raw:
+                file = with_verification(raw, entry.file)
                 blocks = read_parquet(file, self.source.columns, start, part)
                 yield from (block for block in blocks if block.columns)
 
@@ -344,7 +344,7 @@ def _check_complete(job: ClusterJob) -> None:
     Raises:
         BulkError: The input was changed, or a part is missing or damaged.
     """
-    contents = _on_cluster(_hashed, [(entry.location,) for entry in job.inputs], num_cpus=1)
+    contents = _on_cluster(_hash, [(entry.location,) for entry in job.inputs], num_cpus=1)
     for entry, now in zip(job.inputs, contents, strict=True):
         entry.file.check_unchanged(now)
     missing = set(job.parts) - _errors_of_parts(job, job.parts).keys()
@@ -410,7 +410,7 @@ def find(name: str) -> list[Location]:
     if name == STDIN:
         raise OptionError("a cluster cannot read standard input; write the texts to a Parquet file")
     filesystem, path = locate(name)
-    with reading(name):
+    with reading_errors(name):
         info = filesystem.get_file_info(path)
         if info.type == FileType.File:
             return [Location(filesystem, path)]
@@ -430,10 +430,10 @@ def _is_input(file: FileInfo, folder: str) -> bool:
 def _inspect(location: Location) -> Input:
     """Hash a file, and read its number of records and its columns."""
     filesystem, path = location
-    with reading(path), filesystem.open_input_file(path) as file:
+    with reading_errors(path), filesystem.open_input_file(path) as file:
         content = hash_file(path, file)
         try:
-            parquet = pq.ParquetFile(verified(file, content))
+            parquet = pq.ParquetFile(with_verification(file, content))
         except pa.ArrowInvalid as error:
             raise OptionError(
                 f"{path} is not a Parquet file; vitrine-encode reads other formats, on one machine"
@@ -441,10 +441,10 @@ def _inspect(location: Location) -> Input:
         return Input(location, content, parquet.metadata.num_rows, parquet.schema_arrow)
 
 
-def _hashed(location: Location) -> InputFile:
+def _hash(location: Location) -> InputFile:
     """Hash a file."""
     filesystem, path = location
-    with reading(path), filesystem.open_input_file(path) as file:
+    with reading_errors(path), filesystem.open_input_file(path) as file:
         return hash_file(path, file)
 
 
@@ -467,7 +467,7 @@ def open_output(job: ClusterJob) -> dict[int, int]:
     """
     filesystem, path = job.output
     settings = job.output / _SETTINGS
-    with reading(path):
+    with reading_errors(path):
         if job.output.info.type == FileType.File:
             raise OptionError(f"{path} is not a folder")
         filesystem.create_dir(path, recursive=True)
@@ -529,14 +529,14 @@ def _is_partial(name: str) -> bool:
 
 def _remove_partial_files(output: Location) -> None:
     """Remove the files that actors have left when they died."""
-    with reading(output.path):
+    with reading_errors(output.path):
         for info in output.filesystem.get_file_info(FileSelector(output.path)):
             if _is_partial(info.base_name):
                 output.filesystem.delete_file(info.path)
 
 
 @contextmanager
-def connected() -> Iterator[None]:
+def connect() -> Iterator[None]:
     """Connect to the Ray cluster of the environment, or start one on this machine.
 
     SIGTERM raises KeyboardInterrupt until the block ends.
@@ -587,7 +587,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output = locate(values.pop("output"))
         options = options_of({**values, "output": Path(output.path), "threads": cpus})
         options = replace(options, model=options.model.absolute())  # workers run elsewhere
-        with connected():
+        with connect():
             return encode_on_cluster(options, output, actors, report)
 
     return run_command("ray_encode", progress, encode)

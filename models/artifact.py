@@ -53,7 +53,7 @@ from models.manifest import (
     Manifest,
 )
 from models.printable import printable
-from models.typed_json import read_dataclass, shown
+from models.typed_json import describe, read_dataclass
 
 if TYPE_CHECKING:  # needs cryptography
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -247,7 +247,7 @@ class Artifact:
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[Path]:
+def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary directory, which is renamed to `path` if the block ends without an error.
 
     Raises:
@@ -297,7 +297,8 @@ def _parse(content: bytes) -> Manifest:
         values = parse_json(content)
         if isinstance(values, dict) and (version := values.pop("format", None)) != FORMAT:
             raise ArtifactError(
-                f"{MANIFEST} has format {shown(version)}; format {FORMAT} is required: export again"
+                f"{MANIFEST} has format {describe(version)}; format {FORMAT} is required: "
+                "export again"
             )
         manifest = read_dataclass(Manifest, values)
         check_manifest(manifest)

@@ -26,7 +26,7 @@ def _looks_up(manifest: Manifest) -> bool:
     return any(rules.looks_up for rules in manifest.token_rules.values())
 
 
-def _measured(quality: Quality) -> set[str]:
+def _measured_outputs(quality: Quality) -> set[str]:
     """Return the outputs whose agreement was measured."""
     return {output for output, own in quality.check.items() if {"cosine", "norm"} <= own.keys()}
 
@@ -116,7 +116,7 @@ _MANIFEST_RULES: _Rules = (
         "graphs: quality must describe each output of an int8 graph, and no other graph",
         lambda m: all(
             (graph.dtype == "int8") == (graph.quality is not None)
-            and (graph.quality is None or _measured(graph.quality) == {*m.outputs})
+            and (graph.quality is None or _measured_outputs(graph.quality) == {*m.outputs})
             for graph in m.graphs
         ),
     ),

@@ -180,7 +180,7 @@ class TokenRules:
     normalizes_pooled: bool = False
     max_chars: _Size | None = None
 
-    def retained(self, ids: Sequence[int]) -> Sequence[int]:
+    def without_dropped(self, ids: Sequence[int]) -> Sequence[int]:
         """Return token ids without those that are dropped."""
         for dropped in self.dropped:
             if dropped in ids:  # seldom

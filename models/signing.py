@@ -33,7 +33,7 @@ from cryptography.x509 import InvalidVersion, load_pem_x509_certificate
 from models.json_reader import parse_json
 from models.manifest import SIGNATURE, ArtifactError
 from models.printable import printable
-from models.typed_json import shown
+from models.typed_json import describe
 
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _PAYLOAD = "application/vnd.in-toto+json"
@@ -272,7 +272,7 @@ def _resources(statement: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - a
 
 def _require(field: str, actual: object, expected: str) -> None:
     if actual != expected:
-        raise SignatureError(f"has the {field} {shown(actual)}; {expected} is required")
+        raise SignatureError(f"has the {field} {describe(actual)}; {expected} is required")
 
 
 def _require_hint(actual: object, expected: str) -> None:

@@ -78,7 +78,7 @@ def read_dataclass(kind: type[T], value: object) -> T:
     return result
 
 
-def shown(value: object) -> str:
+def describe(value: object) -> str:
     """Return a short description of a JSON value, on one line."""
     if isinstance(value, dict | list):
         return f"{'an object' if isinstance(value, dict) else 'a list'} of length {len(value)}"
@@ -95,11 +95,11 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 def _dataclass(kind: Any, value: object, path: str) -> Any:  # noqa: ANN401
     if not isinstance(value, dict):
-        raise FieldError(f"{path or 'it'} must be an object: {shown(value)}")
+        raise FieldError(f"{path or 'it'} must be an object: {describe(value)}")
     prefix = f"{path}." if path else ""
     hints, known = _hints(kind), {field.name: field for field in fields(kind)}
     for name in value.keys() - known.keys():
-        raise FieldError(f"unknown field {prefix}{shown(name)}; fields: {', '.join(known)}")
+        raise FieldError(f"unknown field {prefix}{describe(name)}; fields: {', '.join(known)}")
     for name, field in known.items():
         if name not in value and field.default is MISSING:
             raise FieldError(f"the field {prefix}{name} is missing; fields: {', '.join(known)}")
@@ -112,10 +112,10 @@ def _read(annotated: object, value: object, path: str) -> object:
     if NoneType in get_args(kind):
         (other,) = (own for own in get_args(kind) if own is not NoneType)
         return None if value is None else _read(other, value, path)
-    result = _typed(kind, value, path)
+    result = _convert(kind, value, path)
     for bound in bounds:
         if not bound.admits(result):
-            raise FieldError(f"{path} must be {_name(kind)} {bound.description}: {shown(value)}")
+            raise FieldError(f"{path} must be {_name(kind)} {bound.description}: {describe(value)}")
     return result
 
 
@@ -127,7 +127,7 @@ def _parts(annotated: object) -> tuple[object, Sequence[Bound]]:
     return kind, bounds
 
 
-def _typed(kind: Any, value: object, path: str) -> object:  # noqa: ANN401
+def _convert(kind: Any, value: object, path: str) -> object:  # noqa: ANN401
     """Return a JSON value as a type without bounds."""
     origin, arguments = get_origin(kind), get_args(kind)
     if origin in (tuple, list):
@@ -143,7 +143,7 @@ def _typed(kind: Any, value: object, path: str) -> object:  # noqa: ANN401
         else type(value) in _SCALARS[kind][0]
     )
     if not is_allowed:
-        raise FieldError(f"{path} must be {_name(kind)}: {shown(value)}")
+        raise FieldError(f"{path} must be {_name(kind)}: {describe(value)}")
     return value
 
 
@@ -155,7 +155,7 @@ def _name(kind: object) -> str:
 
 def _elements(annotated: object, value: object, path: str) -> list[Any]:
     if not isinstance(value, list):
-        raise FieldError(f"{path} must be a list: {shown(value)}")
+        raise FieldError(f"{path} must be a list: {describe(value)}")
     if _are_numbers(annotated, value):
         return value
     return [_read(annotated, own, f"{path}[{index}]") for index, own in enumerate(value)]
@@ -171,9 +171,9 @@ def _are_numbers(annotated: object, values: list[Any]) -> bool:
 
 def _members(kinds: Sequence[object], value: object, path: str) -> dict[object, object]:
     if not isinstance(value, dict):
-        raise FieldError(f"{path} must be an object: {shown(value)}")
+        raise FieldError(f"{path} must be an object: {describe(value)}")
     of_name, of_value = kinds
     return {
-        _read(of_name, name, f"a name in {path}"): _read(of_value, own, f"{path}[{shown(name)}]")
+        _read(of_name, name, f"a name in {path}"): _read(of_value, own, f"{path}[{describe(name)}]")
         for name, own in value.items()
     }

@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = with_artifacts(_settings(options.model))
         with SyncModel(settings.model.path, settings.model_options()) as model:
-            result, effects = _explained(model, options.texts, options.by)
+            result, effects = _explain(model, options.texts, options.by)
     except ValidationError as error:
         print(printable(f"vitrine explain: {next(problems(error))}"), file=sys.stderr)
         return 2
@@ -78,7 +78,7 @@ def _settings(model: str | None) -> Settings:
     return settings
 
 
-def _explained(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Sequence[TextEffects]]:
+def _explain(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Sequence[TextEffects]]:
     """Return a sentence about the result, and the effects of the units of each text."""
     manifest = model.model.artifact.manifest
     if len(texts) == 2 and len(manifest.labels) < 2:  # rerankers have one label at most
@@ -98,12 +98,12 @@ def _lines(text: str, effects: TextEffects, *, has_colours: bool) -> Iterator[st
     start, end = effects.read
     painted, at = "", start
     for unit in effects.units:
-        content = _shown(text[unit.start : unit.end])
+        content = _escape(text[unit.start : unit.end])
         colour = _colour(unit, largest) if has_colours else None
-        painted += _shown(text[at : unit.start])
+        painted += _escape(text[at : unit.start])
         painted += content if colour is None else f"{_ON.format(colour)}{content}{_OFF}"
         at = unit.end
-    yield painted + _shown(text[at:end])
+    yield painted + _escape(text[at:end])
     if (start, end) != (0, len(text)):
         yield f"(the model reads the characters {start} to {end} of {len(text)})"
     for kind, units in ((effects.by, effects.units), ("words", effects.words)):
@@ -116,7 +116,7 @@ def _lines(text: str, effects: TextEffects, *, has_colours: bool) -> Iterator[st
             yield f"  {number}  {printable(' '.join(text[unit.start : unit.end].split()))}"
 
 
-def _shown(text: str) -> str:
+def _escape(text: str) -> str:
     """Return a text without control characters, in its lines."""
     return "\n".join(map(printable, text.split("\n")))
 

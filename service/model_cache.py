@@ -171,21 +171,21 @@ class _CachedModel:
 
     def artifact(self, *, refresh: bool, may_export: bool) -> Path:
         """Return the path of the artifact, after an export if `refresh` or if there is none."""
-        if not refresh and (path := self._cached()):
+        if not refresh and (path := self._find()):
             return path
         if not may_export:
             raise ArtifactError(
                 f"{self.model} is no signed artifact, which models.verify requires: run vitrine "
                 f"export {self.model} --out FOLDER --sign KEY, and name FOLDER"
             )
-        with _exit_on_signals(), self._locked() as lock:
+        with _exit_on_signals(), self._lock() as lock:
             # Another process may have exported the model meanwhile.
-            if not refresh and (path := self._cached()):
+            if not refresh and (path := self._find()):
                 return path
             commit = None if refresh else self._commit()  # of another version of the export
             return self._export(commit or self.revision, lock)
 
-    def _cached(self) -> Path | None:
+    def _find(self) -> Path | None:
         content = self.content or self._commit()
         path = self._path(content) if content else None
         return path if path and path.exists() else None
@@ -202,7 +202,7 @@ class _CachedModel:
         return file.read_text() if file.is_file() else None
 
     @contextmanager
-    def _locked(self) -> Iterator[BinaryIO]:
+    def _lock(self) -> Iterator[BinaryIO]:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             lock = (self.folder / "lock").open("ab")

@@ -255,7 +255,7 @@ def check_inputs(names: Iterable[str]) -> list[str]:
     return own
 
 
-def missing(package: str, extra: str) -> str | None:
+def how_to_install(package: str, extra: str) -> str | None:
     """Return how to install a missing package; None if it is installed.
 
     Args:

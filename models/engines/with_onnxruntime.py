@@ -19,7 +19,7 @@ from models.engines.engine import (
     Hardware,
     Run,
     check_inputs,
-    missing,
+    how_to_install,
 )
 from models.engines.outputs import Precision
 from models.manifest import Output
@@ -41,14 +41,14 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
     """Return the engine "onnxruntime" for a graph; see `models.engines.EngineSpec`."""
 
     def compile_graph(concurrent_runs: int) -> CompiledGraph:
-        return _compiled(onnxruntime_session(graph.path, hardware.threads // concurrent_runs))
+        return _compile(onnxruntime_session(graph.path, hardware.threads // concurrent_runs))
 
     return CpuEngine("onnxruntime", precision, hardware, graph.weight_bytes, compile_graph)
 
 
 def cpu_unusable(_precision: Precision) -> str | None:
     """Return the reason why "onnxruntime" is unusable on this machine; None if it is usable."""
-    return missing("onnxruntime", "cpu")
+    return how_to_install("onnxruntime", "cpu")
 
 
 def onnxruntime_session(
@@ -169,12 +169,12 @@ def open_on_gpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
         raise EngineError(f"{refusal}: {error}") from error
     if "CUDAExecutionProvider" not in session.get_providers():
         raise EngineError(f"{refusal}; see the log of onnxruntime")
-    return CudaEngine(precision, graph.weight_bytes, _compiled(session))
+    return CudaEngine(precision, graph.weight_bytes, _compile(session))
 
 
 def gpu_unusable(_precision: Precision) -> str | None:
     """Return the reason why "cuda" is unusable on this machine; None if it is usable."""
-    if reason := missing("onnxruntime", "gpu"):
+    if reason := how_to_install("onnxruntime", "gpu"):
         return reason
     import onnxruntime
 
@@ -193,7 +193,7 @@ def gpu_unusable(_precision: Precision) -> str | None:
     return None
 
 
-def _compiled(session: "onnxruntime.InferenceSession") -> CompiledGraph:
+def _compile(session: "onnxruntime.InferenceSession") -> CompiledGraph:
     import onnxruntime
 
     in_flight: set[onnxruntime.RunOptions] = set()

@@ -15,7 +15,7 @@ from models.engines.engine import (
     GraphFile,
     Hardware,
     check_inputs,
-    missing,
+    how_to_install,
 )
 from models.engines.outputs import OUTPUTS, Precision
 from models.manifest import Output
@@ -90,7 +90,7 @@ def open_on_cpu(graph: GraphFile, precision: Precision, hardware: Hardware) -> E
 
 def cpu_unusable(precision: Precision) -> str | None:
     """Return why "openvino" is unusable in a precision on this machine; None if it is usable."""
-    if reason := missing("openvino", "cpu"):
+    if reason := how_to_install("openvino", "cpu"):
         return reason
     if precision == "bfloat16" and not _has_bf16():
         return "this CPU has no bfloat16 instructions (AVX512-BF16 or AMX)"

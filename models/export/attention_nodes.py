@@ -207,13 +207,13 @@ def _heads(nodes: _Nodes, a: _Attention) -> list[ir.Value]:
     ]
 
 
-def _packed(nodes: _Nodes, a: _Attention, context: ir.Value) -> ir.Value:
+def _pack(nodes: _Nodes, a: _Attention, context: ir.Value) -> ir.Value:
     """Convert the context of padded rows, `(B, L, H, K)`, to the packed layout `(T, H * K)`."""
     flat = nodes("Reshape", context, nodes.constant([-1, a.width]))
     return nodes("Gather", flat, a.packed_index, axis=0)
 
 
-def _padded(nodes: _Nodes, a: _Attention) -> ir.Value:
+def _pad(nodes: _Nodes, a: _Attention) -> ir.Value:
     """Return attention on padded rows, with all scores `(B, H, L, L)` in memory."""
     q, k, v = _heads(nodes, a)
     bias = a.padding if a.bias is None else nodes("Add", a.bias, a.padding)
@@ -221,7 +221,7 @@ def _padded(nodes: _Nodes, a: _Attention) -> ir.Value:
     positions = nodes("Range", nodes.constant(0), L, nodes.constant(1))
     queries = nodes("Unsqueeze", positions, nodes.constant([1]))
     bias = _with_positions(nodes, a, nodes("Sub", positions, queries), bias)
-    return _packed(nodes, a, _attend(nodes, a, q, k, v, bias))
+    return _pack(nodes, a, _attend(nodes, a, q, k, v, bias))
 
 
 def _attend(
@@ -261,7 +261,7 @@ def _with_positions(nodes: _Nodes, a: _Attention, distance: ir.Value, bias: ir.V
     return bias
 
 
-def _unpadded(nodes: _Nodes, a: _Attention) -> ir.Value:
+def _unpad(nodes: _Nodes, a: _Attention) -> ir.Value:
     """Return attention on rows of equal length, by onnxruntime's `MultiHeadAttention` kernel.
 
     The kernel does not keep all scores in memory, unless attention is causal.
@@ -278,7 +278,7 @@ def _unpadded(nodes: _Nodes, a: _Attention) -> ir.Value:
     return nodes("Reshape", context, nodes.constant([-1, a.width]))
 
 
-def _banded(nodes: _Nodes, a: _Attention) -> ir.Value:
+def _attend_in_window(nodes: _Nodes, a: _Attention) -> ir.Value:
     """Return attention within a window, computed in the packed layout.
 
     There are `(T, H, 3 * window)` scores. Tokens are split into blocks of the window's size, so
@@ -369,12 +369,12 @@ def _in_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
     blocks = nodes.loop(nodes("Squeeze", count), a.q, block)  # (N, B, block, H, K)
     rows = nodes("Transpose", blocks, perm=[1, 0, 2, 3, 4])
     whole = nodes("Reshape", rows, constant([0, -1, a.num_heads, a.width // a.num_heads]))
-    return _packed(nodes, a, nodes("Slice", whole, constant([0]), L, constant([1])))
+    return _pack(nodes, a, nodes("Slice", whole, constant([0]), L, constant([1])))
 
 
-# Row length above which `_in_blocks` takes no more time than `_padded`, and less memory.
+# Row length above which `_in_blocks` takes no more time than `_pad`, and less memory.
 _BLOCKS_FROM = 512
-# Row length, in windows, above which `_banded` takes less time than `_padded`. Measured with
+# Row length, in windows, above which `_attend_in_window` takes less time than `_pad`. Measured with
 # windows of 64 and 256 tokens, on two cores of an AMD EPYC with AVX2.
 _BANDED_FROM = 4
 
@@ -382,18 +382,18 @@ _BANDED_FROM = 4
 def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
     """Return attention by the cheapest implementation, which `If` nodes select for each batch.
 
-    The selection takes no measurable time. On rows of equal length, a model with `_unpadded` takes
-    0.94 (9 tokens) to 0.90 (512 tokens) of its time with `_padded`. On a row of 8,192 tokens,
-    `_banded` with a window of 64 takes 0.09 of the time of attention without a window.
+    The selection takes no measurable time. On rows of equal length, a model with `_unpad` takes
+    0.94 (9 tokens) to 0.90 (512 tokens) of its time with `_pad`. On a row of 8,192 tokens,
+    `_attend_in_window` with a window of 64 takes 0.09 of the time of attention without a window.
     """
     longest = nodes("Gather", a.shape, nodes.constant(1), axis=0)
     if a.bias is not None:
-        return _padded(nodes, a)
+        return _pad(nodes, a)
     is_short = nodes("LessOrEqual", longest, nodes.constant(_BLOCKS_FROM))
 
     def padded_or_blocks(nodes: _Nodes) -> ir.Value:
         return nodes.branches(
-            is_short, a.q, lambda nodes: _padded(nodes, a), lambda nodes: _in_blocks(nodes, a)
+            is_short, a.q, lambda nodes: _pad(nodes, a), lambda nodes: _in_blocks(nodes, a)
         )
 
     if a.alibi:
@@ -404,7 +404,7 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
 
     def padded_or_not(nodes: _Nodes) -> ir.Value:
         return nodes.branches(
-            is_full, a.q, lambda nodes: _unpadded(nodes, whole), lambda nodes: _padded(nodes, whole)
+            is_full, a.q, lambda nodes: _unpad(nodes, whole), lambda nodes: _pad(nodes, whole)
         )
 
     def whole_rows(nodes: _Nodes) -> ir.Value:
@@ -419,7 +419,7 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
 
     def part_of_rows(nodes: _Nodes) -> ir.Value:
         return nodes.branches(
-            has_few_windows, a.q, padded_or_blocks, lambda nodes: _banded(nodes, a)
+            has_few_windows, a.q, padded_or_blocks, lambda nodes: _attend_in_window(nodes, a)
         )
 
     return nodes.branches(is_covered, a.q, whole_rows, part_of_rows)
@@ -429,13 +429,13 @@ def _for_cuda(nodes: _Nodes, a: _Attention) -> ir.Value:
     """Return attention by onnxruntime's `PackedMultiHeadAttention` kernel where it can compute it.
 
     The kernel computes nothing on padding and keeps no scores in memory. On an H100, texts of mixed
-    lengths have 1.5 to 1.9 times the rate of `_padded`. All tokens of a row attend to each other,
+    lengths have 1.5 to 1.9 times the rate of `_pad`. All tokens of a row attend to each other,
     which those of a query of ColBERT need not. In float32 the kernel may compute in TF32.
     """
     is_plain = a.bias is None and a.window is None and not (a.causal or a.alibi)
     has_queries = any(output.name == "multi" for output in nodes.graph.outputs)
     if not is_plain or has_queries or a.q.dtype != ir.DataType.FLOAT16:
-        return _padded(nodes, a)
+        return _pad(nodes, a)
     return nodes(
         "PackedMultiHeadAttention",
         *(a.q, a.k, a.v, None),
@@ -446,11 +446,11 @@ def _for_cuda(nodes: _Nodes, a: _Attention) -> ir.Value:
     )  # (T, H * K)
 
 
-# OpenVINO fuses the nodes of `_padded`, and then does not keep the scores in memory. With `If`
+# OpenVINO fuses the nodes of `_pad`, and then does not keep the scores in memory. With `If`
 # nodes, OpenVINO 2026.4 returns wrong results.
 _LOWERINGS: dict[str, Callable[[_Nodes, _Attention], ir.Value]] = {
     "onnxruntime": _for_onnxruntime,
-    "openvino": _padded,
+    "openvino": _pad,
     "cuda": _for_cuda,
 }
 

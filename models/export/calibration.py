@@ -74,10 +74,10 @@ def calibrate(artifact: Artifact, tokenizer: Tokenizer, texts: Sequence[str]) ->
         engine.close()
     calibrating, evaluated = vectors[::2], vectors[1::2]
     ranges = {
-        width: _ranges(_truncated(calibrating, width, normalize=manifest.normalize))
+        width: _ranges(_truncate(calibrating, width, normalize=manifest.normalize))
         for width in sorted({*manifest.matryoshka_dimensions, manifest.width})
     }
-    evaluated = _truncated(evaluated, manifest.width, normalize=manifest.normalize)
+    evaluated = _truncate(evaluated, manifest.width, normalize=manifest.normalize)
     recall = measure_recall(evaluated, ranges[manifest.width])
     mean = unit(calibrating).mean(axis=0)
     return Calibration(len(calibrating), len(evaluated), recall, ranges, mean)
@@ -109,8 +109,8 @@ def measure_recall(
         if bits is not None:
             # W minus twice the Hamming distance is the dot product of bits as ±1, exact in float32.
             close = nearest(bits, bits, chunk, candidates)
-            found["ubinary"] = _rescored(documents[chunk], bits, close)
-            found["ubinary_int8"] = _rescored(documents[chunk], restored, close)
+            found["ubinary"] = _rescore(documents[chunk], bits, close)
+            found["ubinary_int8"] = _rescore(documents[chunk], restored, close)
         for method, own in found.items():
             hits.setdefault(method, []).extend(map(overlap, expected, own))
     return {method: round(float(np.mean(own)), 4) for method, own in hits.items()}
@@ -128,7 +128,7 @@ def nearest(
     return np.argsort(-scores, axis=1, kind="stable")[:, :count]
 
 
-def _rescored(queries: Vectors, documents: Vectors, candidates: Indices) -> Indices:
+def _rescore(queries: Vectors, documents: Vectors, candidates: Indices) -> Indices:
     """Return the candidates `(Q, C)` with the highest dot products `(Q, 10)` with the queries."""
     scores = np.einsum("qw,qcw->qc", queries, documents[candidates])
     best = np.argsort(-scores, axis=1, kind="stable")[:, :NEAREST]
@@ -144,7 +144,7 @@ def _ranges(vectors: Vectors) -> Vectors:
     return np.stack([vectors.min(axis=0), vectors.max(axis=0)])
 
 
-def _truncated(vectors: Vectors, width: int, *, normalize: bool) -> Vectors:
+def _truncate(vectors: Vectors, width: int, *, normalize: bool) -> Vectors:
     kept = vectors[:, :width]
     return unit(kept) if normalize else kept
 
@@ -197,7 +197,7 @@ def text_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) ->
     rows: list[Sequence[int]]
     rows = [encoding.ids for encoding in encodings if len(encoding.ids) > skipped]
     if (rules := manifest.token_rules.get("")) is not None:
-        rows = [own for row in rows if (own := rules.retained(row))]
+        rows = [own for row in rows if (own := rules.without_dropped(row))]
     return TextRows(rows, skipped, adapter)
 
 

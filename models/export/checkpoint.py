@@ -518,14 +518,14 @@ def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> 
     """
     keys = encoder.state_dict().keys()
 
-    def found(layout: Tensors) -> int:
+    def count_tensors(layout: Tensors) -> int:
         names = (n for key in keys for n in _family_names(layout, key))
         return sum((n.name if isinstance(n, TensorPart) else n) in tensors for n in names)
 
     complete = (
         layout for layout in family.layouts if {_template(key) for key in keys} <= layout.keys()
     )
-    return max(complete, key=found)
+    return max(complete, key=count_tensors)
 
 
 def _plain_names(family: Family, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

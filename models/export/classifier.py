@@ -176,18 +176,18 @@ def take_heads(
     heads: list[Head] = []
     if classifier.dense:
         dense = DenseHead(width, width, classifier.dense_bias, classifier.activation)
-        fill(dense.linear, *_taken(tensors, classifier.dense))
+        fill(dense.linear, *_take(tensors, classifier.dense))
         heads.append(dense)
     if classifier.norm:
         norm = NormHead(config.norms.norm(width), width)
-        fill(norm.norm, *_taken(tensors, classifier.norm))
+        fill(norm.norm, *_take(tensors, classifier.norm))
         heads.append(norm)
     out = DenseHead(width, labels, classifier.out_bias, activation="Identity")
-    fill(out.linear, *_taken(tensors, classifier.out))
+    fill(out.linear, *_take(tensors, classifier.out))
     return [*heads, out]
 
 
-def _taken(
+def _take(
     tensors: dict[str, Tensor], module: str
 ) -> tuple[dict[str, Tensor], Callable[[str], Names]]:
     """Remove a module's tensors; return them and a function from state dict key to tensor name."""

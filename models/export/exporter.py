@@ -13,9 +13,9 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from tokenizers import Tokenizer
 
-from models.artifact import Artifact, hashes, sha256, write_check, write_manifest, writing
+from models.artifact import Artifact, hashes, new_folder, sha256, write_check, write_manifest
 from models.engines import ENGINES, EngineError, Precision
-from models.engines.engine import missing
+from models.engines.engine import how_to_install
 from models.export.calibration import calibrate, distinct
 from models.export.checkpoint import NO_OVERRIDES, load
 from models.export.gliner_rows import check_row, least_tokens
@@ -158,7 +158,7 @@ def export(
     table = read_query_table(files, config, tokenizer, model.encoder.config.vocab_size)
     rules = _rules(model, tokenizer, config, table)
     _check_room(tokenizer, config)
-    with writing(out) as folder:
+    with new_folder(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
         if table:
             np.save(folder / QUERY_WEIGHTS, table.weights.numpy())
@@ -181,7 +181,7 @@ def export(
         parity = _compare(cases, graphs, folder, report)
         manifest = replace(manifest, graphs=tuple(_with_parity(g, parity) for g in graphs))
         write_manifest(folder, manifest)
-        manifest = _calibrated(Artifact(folder, manifest), tokenizer, texts, int8, report)
+        manifest = _calibrate(Artifact(folder, manifest), tokenizer, texts, int8, report)
         _sign(folder, key, out.name, report)
     report(f"Wrote {out} in {time.monotonic() - started:.0f} s")
     return Artifact(out, manifest), parity
@@ -219,7 +219,7 @@ def _export_static(
     if int8 or dtypes.keys() != {"cpu"}:
         raise ArtifactError("a static model has no network: it is exported in float32, for CPUs")
     model = read_static(files, overrides)
-    with writing(out) as folder:
+    with new_folder(out) as folder:
         model.tokenizer.save(str(folder / TOKENIZER))
         np.save(folder / EMBEDDINGS, model.table.numpy())
         check = static_check(model, _CHECK_TEXTS, _MAX_CHECK_TOKENS)
@@ -229,13 +229,13 @@ def _export_static(
         parity = _compare(static_cases(model, check), manifest.graphs, folder, report)
         manifest = replace(manifest, graphs=(_with_parity(manifest.graphs[0], parity),))
         write_manifest(folder, manifest)
-        manifest = _calibrated(Artifact(folder, manifest), model.tokenizer, texts, None, report)
+        manifest = _calibrate(Artifact(folder, manifest), model.tokenizer, texts, None, report)
         _sign(folder, key, out.name, report)
     report(f"Wrote {out}")
     return Artifact(out, manifest), parity
 
 
-def _calibrated(
+def _calibrate(
     artifact: Artifact,
     tokenizer: Tokenizer,
     texts: Sequence[str] | None,
@@ -458,7 +458,7 @@ def _manifest(
 
 
 def _engine_versions() -> dict[str, str]:
-    if missing("onnxruntime", "cpu"):
+    if how_to_install("onnxruntime", "cpu"):
         return {}
     # Imported late, because `models.engines` must disable onnxruntime's telemetry first.
     import onnxruntime

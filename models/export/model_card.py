@@ -23,9 +23,9 @@ def license_of(files: ModelFolder, report: Callable[[str], None]) -> str | None:
     Raises:
         CheckpointError: config.json is invalid.
     """
-    stated = _stated(_metadata(files, report))
+    stated = _license_in(_metadata(files, report))
     if stated is None and files.has(_CONFIG):
-        stated = _stated(files.json(_CONFIG, dict))
+        stated = _license_in(files.json(_CONFIG, dict))
     return stated
 
 
@@ -39,7 +39,7 @@ def _metadata(files: ModelFolder, report: Callable[[str], None]) -> dict[str, ob
         return {}
 
 
-def _stated(metadata: dict[str, object]) -> str | None:
+def _license_in(metadata: dict[str, object]) -> str | None:
     stated = metadata.get("license")
     if stated == "other":
         stated = metadata.get("license_name") or stated

@@ -111,7 +111,7 @@ class ModelFolder:
                 folder.
         """
         read = self._read_verified or Path.read_bytes
-        with self._reading(name) as file:
+        with self._access(name) as file:
             if (size := file.stat().st_size) > limit:
                 raise CheckpointError(f"{name} has {size:,} bytes; the limit is {limit:,}")
             return read(file)
@@ -132,7 +132,7 @@ class ModelFolder:
         """
         tensors: dict[str, Tensor] = {}
         for name in self._weight_files(subfolder, weights):
-            with self._reading(name) as file:
+            with self._access(name) as file:
                 own = self._load(file)
             if twice := tensors.keys() & own.keys():
                 raise CheckpointError(f"{name}: another shard has the tensor {min(twice)!r} too")
@@ -158,7 +158,7 @@ class ModelFolder:
             self.is_outline = False
 
     @contextmanager
-    def _reading(self, name: str) -> Iterator[Path]:
+    def _access(self, name: str) -> Iterator[Path]:
         """Yield the path of a file, translate errors to CheckpointError, and record the name."""
         try:
             path = self.locate(name)

@@ -176,7 +176,7 @@ def read_pair_template(
             "the tokenizer truncates texts on the left, where a pair template has its instruction"
         )
     if choice not in (CHAT, None):
-        return _published(choice, tokenizer)
+        return _find_published(choice, tokenizer)
     kind = message.get("format") if isinstance(message, dict) else None
     try:
         return _read_chat_template(tokenizer, is_flat=_is_flat(kind, tokenizer.chat_template))
@@ -224,7 +224,7 @@ def _is_flat(kind: object, template: object) -> bool:
     return isinstance(template, str) and not any(sign in template for sign in _SIGNS_OF_PARTS)
 
 
-def _published(name: str, tokenizer: Any) -> PairTemplate:  # noqa: ANN401
+def _find_published(name: str, tokenizer: Any) -> PairTemplate:  # noqa: ANN401
     if name not in PUBLISHED:
         raise CheckpointError(f"the pair template {name!r} is not one of {', '.join(CHOICES)}")
     if tokenizer.num_special_tokens_to_add():

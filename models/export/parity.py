@@ -93,7 +93,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
     unattended = unattended_in_turn(model, rows)
     words, labels = words_in_turn(model, rows)
 
-    def packed(indices: Iterable[int], *, skips_prompts: bool = False) -> PackedBatch:
+    def pack_cases(indices: Iterable[int], *, skips_prompts: bool = False) -> PackedBatch:
         chosen = list(indices)
         return pack(
             [rows[i] for i in chosen],
@@ -109,7 +109,7 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
     # The self-check compares enough token vectors.
     outputs = [output for output in model.outputs if output != "tokens"]
 
-    def joined(results: Sequence[Results]) -> Results:
+    def join(results: Sequence[Results]) -> Results:
         return {o: np.concatenate([result[o] for result in results]) for o in outputs}
 
     expected = reference_outputs(model, rows, None, adapters, types, unattended, words, labels)
@@ -133,25 +133,25 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
         ParityCase(
             "each row alone",
             (
-                *(packed([i]) for i in range(len(rows))),
+                *(pack_cases([i]) for i in range(len(rows))),
                 pack(longest, words=of_longest[0], labels=of_longest[1]),
             ),
-            joined(
+            join(
                 [
                     *expected,
                     *reference_outputs(model, longest, words=of_longest[0], labels=of_longest[1]),
                 ]
             ),
         ),
-        ParityCase("in batches", (packed(shorter), packed(longer)), joined(expected)),
-        ParityCase("batch, shuffled", (packed(order),), joined([expected[i] for i in order])),
+        ParityCase("in batches", (pack_cases(shorter), pack_cases(longer)), join(expected)),
+        ParityCase("batch, shuffled", (pack_cases(order),), join([expected[i] for i in order])),
     ]
     first = OUTPUTS[model.outputs[0]]
     is_pooled = not (first.per_token or first.per_pair or model.reads_first_tokens)
     if is_pooled:  # otherwise prompts are not supported
-        batches = packed(shorter, skips_prompts=True), packed(longer, skips_prompts=True)
+        batches = pack_cases(shorter, skips_prompts=True), pack_cases(longer, skips_prompts=True)
         pooled = reference_outputs(model, rows, prompts, adapters, types, unattended)
-        cases.append(ParityCase("prompts not pooled", batches, joined(pooled)))
+        cases.append(ParityCase("prompts not pooled", batches, join(pooled)))
     return cases
 
 

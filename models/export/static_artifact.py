@@ -39,7 +39,9 @@ def static_check(model: StaticModel, texts: Sequence[str], limit: int) -> Check:
     except Exception as error:  # the library raises bare Exceptions
         raise CheckpointError(f"the tokenizer fails on a text: {error}") from error
     limit = min(limit, rules.max_tokens)
-    rows = [[*rules.retained(encoding.ids[:limit])] or [rules.filler] for encoding in encodings]
+    rows = [
+        [*rules.without_dropped(encoding.ids[:limit])] or [rules.filler] for encoding in encodings
+    ]
     pooled = _means(model, rows)
     if not any(map(any, pooled)):
         raise CheckpointError("the static model has no vector other than zero for common texts")

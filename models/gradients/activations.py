@@ -62,13 +62,13 @@ def activations(
         reduction: Reduction over the tokens of the row.
     """
 
-    def reduced(output: Tensor) -> Tensor:
+    def reduce(output: Tensor) -> Tensor:
         """Reduce an output `(1, L, D)`, or a single vector `(1, D)`."""
         is_vector = output.dim() == 2 and reduction != "norm"
         x = output[0] if is_vector else REDUCTIONS[reduction](output[0])
         return x.cpu().clone()  # a view, such as the first vector, would keep the whole output
 
-    tap = OutputTap(set(names.values()), reduced)
+    tap = OutputTap(set(names.values()), reduce)
     model.vectors(row, tap)
     # Copied once more, after the forward pass: arrays that were allocated between its large buffers
     # keep those from being reused. That took 9 MB per text of 256 tokens with all-MiniLM-L6-v2.
@@ -107,14 +107,14 @@ def patch(
     value, source_value = target(*clean).item(), target(*sources).item()
     at_once = max(1, TOKENS_AT_ONCE // sum(len(row.ids) for row in rows))
 
-    def patched(step: str) -> NDArray[np.float64]:
+    def run_patched(step: str) -> NDArray[np.float64]:
         """Return the scalar of each patch."""
         source = torch.cat([tap.outputs[step] for tap in recorded], 1)[0]  # (L', D)
         values = []
         for first in range(0, len(patches), at_once):
             part = patches[first : first + at_once]
             vectors = [
-                _patched(model, row, start, step, source, part, unchanged, entries)
+                _patch(model, row, start, step, source, part, unchanged, entries)
                 for row, start, unchanged in zip(rows, starts_of(rows), clean, strict=True)
             ]
             values.append(target(*vectors).expand(len(part)).double().cpu().numpy())
@@ -126,7 +126,7 @@ def patch(
 
     results = []
     for name, step in taps.items():
-        values = patched(step)
+        values = run_patched(step)
         effects = effect(values - value)
         results.append(
             TapPatch(name, None, values, effects)
@@ -136,7 +136,7 @@ def patch(
     return Patching(value, source_value, tuple(results))
 
 
-def _patched(
+def _patch(
     model: ReferenceModel,
     row: InputRow,
     start: int,

@@ -64,8 +64,8 @@ def similarity(name: SimilarityName, other: Tensor, normalize: bool) -> TargetFu
         other: The model's other vector, shape `(W,)`, not normalised.
         normalize: Whether served vectors are scaled to unit length.
     """
-    compare, other = _SIMILARITIES[name], _served(other, normalize)
-    return lambda vectors: compare(_served(vectors, normalize), other)
+    compare, other = _SIMILARITIES[name], _as_served(other, normalize)
+    return lambda vectors: compare(_as_served(vectors, normalize), other)
 
 
 def margin(
@@ -90,7 +90,7 @@ def dot(other: Tensor, normalize: bool) -> TargetFunction:
         other: Vector of shape `(W,)`.
         normalize: Whether the served vector is scaled to unit length.
     """
-    return lambda vectors: _served(vectors, normalize) @ other
+    return lambda vectors: _as_served(vectors, normalize) @ other
 
 
 def dim(index: int, normalize: bool) -> TargetFunction:
@@ -100,7 +100,7 @@ def dim(index: int, normalize: bool) -> TargetFunction:
         index: Index of the element.
         normalize: Whether the served vector is scaled to unit length.
     """
-    return lambda vectors: _served(vectors, normalize)[..., index]
+    return lambda vectors: _as_served(vectors, normalize)[..., index]
 
 
 def norm() -> TargetFunction:
@@ -129,7 +129,7 @@ def score() -> TargetFunction:
     return lambda logits, *versus: logits[..., 0] - sum(other[..., 0] for other in versus)
 
 
-def _served(vectors: Tensor, normalize: bool) -> Tensor:
+def _as_served(vectors: Tensor, normalize: bool) -> Tensor:
     return F.normalize(vectors, dim=-1) if normalize else vectors
 
 

@@ -126,7 +126,7 @@ def _measure(tap: RecordingTap, name: str, loss_scale: float) -> FlowStep:
 
     gradient, exact = None, tap.existing_gradients(step.outputs)
     if len(exact) == len(step.outputs):
-        before, after = _flat(exact), _flat(map(tap.rounded, exact))
+        before, after = _flat(exact), _flat(map(tap.round, exact))
         rms, absmax, nan, inf = _sizes(after)
         l2 = rms * math.sqrt(len(after) - nan - inf)
         tiny = torch.finfo(tap.dtype or after.dtype).tiny
@@ -189,7 +189,7 @@ def _bad_gradients(tap: RecordingTap, step: Step) -> _Bad:
     bad: _Bad = {}
     for tensors in (step.outputs, *zip(*step.inputs, strict=True)):
         if len(gradients := tap.existing_gradients(tensors)) == len(tensors):
-            bad = _bad_rows([tap.rounded(gradient) for gradient in gradients]) | bad
+            bad = _bad_rows([tap.round(gradient) for gradient in gradients]) | bad
     if bad or all(g.isfinite().all() for g in tap.existing_gradients(step.parameters)):
         return bad
     return {None: None}  # the gradient of a parameter is a sum over rows

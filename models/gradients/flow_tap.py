@@ -75,7 +75,7 @@ class RecordingTap(Tap):
         """Return `function(*inputs)`, rounded to `dtype`; record the inputs and the output."""
         # Several steps can have the same input. A view per step keeps their gradients separate.
         inputs = tuple(x.view_as(x) for x in inputs)
-        y = self.rounded(function(*inputs))
+        y = self.round(function(*inputs))
         if not y.requires_grad:  # a step that detaches its output still records its gradient
             y.requires_grad_()
         parameters = () if module is None else tuple(module.parameters())
@@ -109,7 +109,7 @@ class RecordingTap(Tap):
             projections = self.step(
                 f"{name}.rotated",
                 None,
-                lambda p: torch.cat(attention.rotated(p.split(widths, -1), inputs), -1),
+                lambda p: torch.cat(attention.rotate(p.split(widths, -1), inputs), -1),
                 projections,
             )
 
@@ -154,7 +154,7 @@ class RecordingTap(Tap):
         total = self.step(sum_name, None, torch.add, x, residual)
         return self.step(name, norm, lambda x: norm(x, torch.zeros_like(x)), total), total
 
-    def rounded(self, x: Tensor) -> Tensor:
+    def round(self, x: Tensor) -> Tensor:
         """Return a tensor rounded to `dtype`; scalars (the objective's value) stay unchanged."""
         # Autocast keeps the loss in float32, too: the usual initial loss scale, 65536, overflows
         # float16.

@@ -171,7 +171,7 @@ def _in_order_of_use(network: SentenceEncoder) -> Iterator[tuple[str, Tensor]]:
     for name in [name for name in named if name.endswith("adapters.down")]:
         module = name.removesuffix(".down")
         adapters = cast(LinearAdapters | EmbeddingAdapters, network.get_submodule(module))
-        named[name], named[f"{module}.up"] = adapters.stacked()
+        named[name], named[f"{module}.up"] = adapters.stack()
     for name in [name for name in named if name.endswith("experts.w1")]:
         module = name.removesuffix(".w1")
         experts = cast(Experts, network.get_submodule(module))

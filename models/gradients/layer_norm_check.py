@@ -21,7 +21,7 @@ from models.gradients.layer_norm_bounds import (
     slopes_along,
 )
 from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Implementation, PassOutcome
-from models.gradients.layer_norm_operands import Operands, checked
+from models.gradients.layer_norm_operands import Operands, check_operands
 from models.gradients.results import Comparison, ImplementationVerdict, Invariant, Phase
 
 _ALONG_XHAT = "sum(dx xhat) = ivar sum(dxhat xhat) eps / (var + eps)"
@@ -47,7 +47,7 @@ def judge(
         ValueError: The shapes do not match, eps is negative or not finite, there is a dsum without
             a residual, the beta of an RMS norm is not zero, or the dtype is not float32 or float64.
     """
-    operands = _rounded(operands)
+    operands = _round(operands)
     verdicts: list[ImplementationVerdict] = []
     with np.errstate(all="ignore"):
         standard = _standard(operands)
@@ -74,7 +74,7 @@ def judge_candidate(
         ValueError: The operands are invalid (see `judge`), or a result has an unknown name or the
             wrong shape.
     """
-    operands = _rounded(operands)
+    operands = _round(operands)
     with np.errstate(all="ignore"):
         standard = _standard(operands)
         for name, result in results.items():
@@ -94,10 +94,10 @@ def judge_candidate(
         )
 
 
-def _rounded(operands: Operands) -> Operands:
+def _round(operands: Operands) -> Operands:
     if operands.x.dtype not in (np.float32, np.float64):
         raise ValueError(f"the dtype of x is {operands.x.dtype}; it must be float32 or float64")
-    return checked(operands, operands.x.dtype.type)
+    return check_operands(operands, operands.x.dtype.type)
 
 
 class _Standard(NamedTuple):
@@ -158,13 +158,13 @@ def _verdict(
     comparisons += _along(standard.slopes, returned)
     agrees = all(comparison.passes for comparison in comparisons)
     passes = not missing and agrees and all(invariant.passes for invariant in invariants)
-    reason = _undecided(standard, returned) if passes else None
+    reason = _why_undecided(standard, returned) if passes else None
     return ImplementationVerdict(
         name, phase, None if reason else passes, reason, missing, tuple(comparisons), invariants
     )
 
 
-def _undecided(standard: _Standard, returned: Mapping[str, Array]) -> str | None:
+def _why_undecided(standard: _Standard, returned: Mapping[str, Array]) -> str | None:
     """Return the reason why some results have no verdict; None if all have a verdict.
 
     There is no verdict on a result if a trivial one would pass as well: the result for xhat = 0,

@@ -92,7 +92,7 @@ def with_random_gradients(operands: Operands, rng: np.random.Generator) -> Opera
     )
 
 
-def checked(operands: Operands, dtype: type[np.floating]) -> Operands:
+def check_operands(operands: Operands, dtype: type[np.floating]) -> Operands:
     """Check operands and return them rounded to a dtype.
 
     Raises:

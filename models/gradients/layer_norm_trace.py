@@ -17,7 +17,7 @@ from models.gradients.inputs import InputRow
 from models.gradients.layer_norm_bounds import DIRECTIONS, slopes_along
 from models.gradients.layer_norm_check import invariants_of
 from models.gradients.layer_norm_implementations import on_cpu
-from models.gradients.layer_norm_operands import Operands, checked, rounded_to
+from models.gradients.layer_norm_operands import Operands, check_operands, rounded_to
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import Invariant, NormStep
 from models.network.norms import AddNorm, Norm
@@ -44,7 +44,7 @@ def trace(operands: Operands, *, row: int | None = None) -> Trace:
             or not finite, there is a dsum without a residual, or the beta of an RMS norm is not
             zero.
     """
-    operands = checked(operands, np.float32)._replace(dsum=None)
+    operands = check_operands(operands, np.float32)._replace(dsum=None)
     N = len(operands.x)
     if row is not None and not 0 <= row < N:
         raise ValueError(f"row is {row}; it must be 0 to {N - 1}")

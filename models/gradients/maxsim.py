@@ -61,11 +61,11 @@ def alignment(
     return tuple(
         AlignedTokens(i, start + j, value)
         for start, document in zip(starts, documents, strict=True)
-        for i, j, value in _aligned(model, query, document)
+        for i, j, value in _align(model, query, document)
     )
 
 
-def _aligned(
+def _align(
     model: ReferenceModel, query: InputRow, document: InputRow
 ) -> Iterator[tuple[int, int, float]]:
     """Yield the position of each query token, that of its document token, and the dot product."""

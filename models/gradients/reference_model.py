@@ -99,7 +99,7 @@ class ReferenceModel:
         They are not normalised. See `run` for the arguments.
         """
         with torch.no_grad():
-            return _selected(self.run(row, tap, entries, versions), row)
+            return _select(self.run(row, tap, entries, versions), row)
 
     def run(
         self, row: InputRow, tap: Tap, entries: Sequence[int] | None = None, versions: int = 1
@@ -187,7 +187,7 @@ class ReferenceModel:
         inputs = encoder.layer_inputs(x, positions, len(row.ids), attended, scales=scales)
         x = encoder.encode(x, inputs, first_layer=max(0, index - 1))
         mask = self._pooling_mask(row).expand(len(x), -1)  # (S, L)
-        return _selected(self.network.row_vectors(x, mask, tap, entries), row)
+        return _select(self.network.row_vectors(x, mask, tap, entries), row)
 
     def _attention_mask(self, row: InputRow) -> Tensor | None:
         if not row.unattended:
@@ -199,7 +199,7 @@ class ReferenceModel:
     def _pooling_mask(self, row: InputRow) -> Tensor:
         mask = torch.arange(len(row.ids)) >= row.prompt_tokens  # (L,)
         mask = mask.to(self.network.encoder.embeddings.word.weight)[None]  # (1, L)
-        return self.network.unskipped(mask, self._ids(row.ids))
+        return self.network.without_skipped(mask, self._ids(row.ids))
 
     def _token_types(self, row: InputRow) -> Tensor | None:
         # As in the served graph, which has no such input if the model does not use token types.
@@ -220,6 +220,6 @@ class ReferenceModel:
         return torch.tensor([ids], device=device)  # (1, L)
 
 
-def _selected(vectors: Tensor, row: InputRow) -> Tensor:
+def _select(vectors: Tensor, row: InputRow) -> Tensor:
     """Return the vectors `(S, W)` of a row, or of `(S, L, W)` those of its multi-vector."""
     return vectors if row.vector_positions is None else vectors[:, list(row.vector_positions)]

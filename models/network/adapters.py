@@ -53,10 +53,10 @@ class LinearAdapters(nn.Module):
 
     def forward(self, x: Tensor, scales: Tensor) -> Tensor:
         """Return the update of the layer's output, `(..., out_features)`, for its input `x`."""
-        down, up = self.stacked()
+        down, up = self.stack()
         return F.linear(F.linear(x, down) * scales, up)
 
-    def stacked(self) -> tuple[Tensor, Tensor]:
+    def stack(self) -> tuple[Tensor, Tensor]:
         """Return the stacked projections to the ranks, `(N * R, in)`, and back, `(out, N * R)`."""
         return self.down.flatten(0, 1), self.up.transpose(0, 1).flatten(1)
 
@@ -72,10 +72,10 @@ class EmbeddingAdapters(nn.Module):
 
     def forward(self, ids: Tensor, scales: Tensor) -> Tensor:
         """Return the update of the embeddings, `(..., width)`, for the ids `(...)`."""
-        table, up = self.stacked()
+        table, up = self.stack()
         return F.linear(F.embedding(ids, table) * scales, up)
 
-    def stacked(self) -> tuple[Tensor, Tensor]:
+    def stack(self) -> tuple[Tensor, Tensor]:
         """Return the stacked tables, `(count, N * R)`, and projections, `(width, N * R)`."""
         return self.down.transpose(0, 1).flatten(1), self.up.flatten(0, 1).T
 

@@ -161,10 +161,10 @@ class SelfAttention(nn.Module):
         """
         if inputs.first is not None:
             return self.out_proj(self._context_of_first(x, inputs))
-        q, k, v = self.rotated(self.project(x, inputs.scales), inputs)
+        q, k, v = self.rotate(self.project(x, inputs.scales), inputs)
         bias = self.bias(q, k, inputs)
         if inputs.packed is not None:
-            k, v = self.repeated(k), self.repeated(v)
+            k, v = self.repeat(k), self.repeat(v)
             context = packed_attention(q, k, v, inputs.packed, bias, self.shape.count)
             return self.out_proj(context, inputs.scales)
         q, k, v = (self.heads(part) for part in (q, k, v))  # (B, H, L, K)
@@ -228,13 +228,13 @@ class SelfAttention(nn.Module):
         if self.distance_keys is not None:
             keys = self.distance_keys(embeddings)
         scale = self.shape.width**-0.5
-        return queries * scale, self.repeated(keys) * scale
+        return queries * scale, self.repeat(keys) * scale
 
     def heads(self, x: Tensor) -> Tensor:
         """Split padded queries, keys or values `(B, L, H * K or G * K)` into `(B, H, L, K)`."""
-        return self.repeated(x).unflatten(-1, (self.shape.count, -1)).transpose(1, 2)
+        return self.repeat(x).unflatten(-1, (self.shape.count, -1)).transpose(1, 2)
 
-    def repeated(self, x: Tensor) -> Tensor:
+    def repeat(self, x: Tensor) -> Tensor:
         """Repeat keys or values `(..., G * K)` for each query head; return `(..., H * K)`."""
         repeats = self.shape.count * self.shape.width // x.shape[-1]
         if repeats == 1:
@@ -242,7 +242,7 @@ class SelfAttention(nn.Module):
         grouped = x.unflatten(-1, (-1, 1, self.shape.width))  # (..., G, 1, K)
         return grouped.expand(*grouped.shape[:-2], repeats, -1).flatten(-3)
 
-    def rotated(self, projections: tuple[Tensor, ...], inputs: LayerInputs) -> tuple[Tensor, ...]:
+    def rotate(self, projections: tuple[Tensor, ...], inputs: LayerInputs) -> tuple[Tensor, ...]:
         """Return queries, keys and values, with queries and keys rotated by their positions.
 
         Shapes do not change. If `inputs` has no rotation, the projections are returned unchanged.

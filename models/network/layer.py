@@ -211,13 +211,15 @@ class EncoderLayer(nn.Module):
         if (experts := self.experts) is not None:
             return tap.step(f"{name}.experts", experts, lambda x: self.dropout(experts(x)), x)
 
-        def activated(linear: AdaptedLinear) -> Activation:
+        def activation_of(linear: AdaptedLinear) -> Activation:
             return lambda x: self.activation(linear(x, scales))
 
         if (gate := self.gate) is None:
-            x = tap.step(f"{name}.linear1", self.linear1, activated(self.linear1), x)  # (..., F)
+            x = tap.step(
+                f"{name}.linear1", self.linear1, activation_of(self.linear1), x
+            )  # (..., F)
         else:
-            gates = tap.step(f"{name}.gate", gate, activated(gate), x)  # (..., F)
+            gates = tap.step(f"{name}.gate", gate, activation_of(gate), x)  # (..., F)
             x = tap.step(f"{name}.linear1", self.linear1, lambda x: self.linear1(x, scales), x)
             x = tap.step(f"{name}.product", None, torch.mul, gates, x)
         return tap.step(

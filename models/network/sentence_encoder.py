@@ -101,7 +101,7 @@ class SentenceEncoder(nn.Module):
             token_types: Type of each token, `(B, L)`; None: type 0.
         """
         tokens = self.encoder(input_ids, attention_mask, token_types, tap=tap, adapters=adapters)
-        return self.row_vectors(tokens, self.unskipped(pooling_mask, input_ids), tap)
+        return self.row_vectors(tokens, self.without_skipped(pooling_mask, input_ids), tap)
 
     def forward_all(
         self,
@@ -120,7 +120,7 @@ class SentenceEncoder(nn.Module):
         tokens = self.encoder(input_ids, attention_mask, token_types, adapters=adapters)
         if words is not None:
             return (self._span_scores(tokens[0], words),)
-        mask = self.unskipped(pooling_mask, input_ids)
+        mask = self.without_skipped(pooling_mask, input_ids)
         return tuple(self._output(output, tokens, mask) for output in self.outputs)
 
     def forward_packed(
@@ -147,7 +147,7 @@ class SentenceEncoder(nn.Module):
         if words:
             return (self._span_scores(tokens, words),)
         pad = Rows(padded_index, packed_index).pad
-        mask = self.unskipped(pooling_mask, pad(input_ids))
+        mask = self.without_skipped(pooling_mask, pad(input_ids))
         return tuple(self._output(output, tokens, mask, pad=pad) for output in self.outputs)
 
     def _span_scores(self, tokens: Tensor, words: Words) -> Tensor:
@@ -198,7 +198,7 @@ class SentenceEncoder(nn.Module):
         is_first = self.outputs in (("logits",), ("pooled",)) and self.pooling == ("cls",)
         return is_first and self.encoder.config.can_compute_first_tokens
 
-    def unskipped(self, pooling_mask: Tensor, input_ids: Tensor) -> Tensor:
+    def without_skipped(self, pooling_mask: Tensor, input_ids: Tensor) -> Tensor:
         """Return the pooling mask of token ids `(B, L)` without the tokens that pooling skips."""
         if self.skipped_id is None:
             return pooling_mask
@@ -224,12 +224,12 @@ class SentenceEncoder(nn.Module):
         wide = torch.promote_types(tokens.dtype, torch.float32)
         mask = pooling_mask.to(wide)  # (B, L)
 
-        def pooled(x: Tensor) -> Tensor:
+        def pool_rows(x: Tensor) -> Tensor:
             return tap.step("pooling", None, lambda x: pool(self.pooling, pad(x).to(wide), mask), x)
 
         if self.pools_logits:
-            return pooled(_apply(self.heads, tokens, tap))
-        return _apply(self.heads, pooled(tokens), tap)
+            return pool_rows(_apply(self.heads, tokens, tap))
+        return _apply(self.heads, pool_rows(tokens), tap)
 
 
 def _apply(heads: Iterable[nn.Module], x: Tensor, tap: Tap) -> Tensor:

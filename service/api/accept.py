@@ -18,11 +18,11 @@ _IGNORED = re.compile("(?:charset|version|escaping)=")
 
 def preferred_type(request: Request, offers: tuple[str, ...]) -> str:
     """Return the offered media type that the client prefers; see `preferred`."""
-    return preferred(header(request, "accept") or "", offers)
+    return best_offer(header(request, "accept") or "", offers)
 
 
 @lru_cache(maxsize=64)  # clients send few different headers, and parsing takes 5 us
-def preferred(accept: str, offers: tuple[str, ...]) -> str:
+def best_offer(accept: str, offers: tuple[str, ...]) -> str:
     """Return the offered media type that an Accept header prefers.
 
     A media type has the weight of the most specific range that matches it. Of equal weights, a type

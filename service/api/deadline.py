@@ -61,7 +61,7 @@ async def within(request: Request, longest_s: float, work: Coroutine[Any, Any, R
         async with asyncio.timeout(deadline.remaining_s):
             return await work
     except TimeoutError:
-        raise deadline.exceeded() from None
+        raise deadline.error() from None
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

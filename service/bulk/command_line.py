@@ -29,7 +29,7 @@ from service.bulk.options import (
     BulkOptions,
     OptionError,
 )
-from service.bulk.progress import Progress, ReportKind, as_json, duration, reporting
+from service.bulk.progress import Progress, ReportKind, as_json, duration, report_progress
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.tokenizing.chunking import Chunking, Strategy
 from service.model_cache import absolute_if_local, artifact_of, required_signer
@@ -77,7 +77,7 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     return text.replace("\\n", "\n").replace("\\t", "\t")
 
 
@@ -132,7 +132,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
     )
     texts.add_argument(
         "--template",
-        type=_unescaped,
+        type=_unescape,
         help=r"text of each record, with columns in braces: '{title}\n{body}' "
         "(default: one column)",
     )
@@ -204,7 +204,7 @@ def options_of(values: Mapping[str, Any]) -> BulkOptions:
     if values["chunking"] is not None:
         values["kind"] = values["kind"] or "chunks"
     options = BulkOptions(**values)
-    model = exported(options.model, options.engine, options.precision)
+    model = export_if_needed(options.model, options.engine, options.precision)
     return replace(options, model=model, signer=required_signer())
 
 
@@ -225,7 +225,7 @@ def chunking_of(values: Mapping[str, Any]) -> Chunking | None:
         raise OptionError(error.detail) from None
 
 
-def exported(model: Path, engine: str, precision: Precision) -> Path:
+def export_if_needed(model: Path, engine: str, precision: Precision) -> Path:
     """Return the path of a model's artifact; see `artifact_of`.
 
     Raises:
@@ -254,17 +254,17 @@ def run_command(
     logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)
     logging.getLogger("vitrine.export").setLevel(logging.INFO)
 
-    def failed(error: Exception, status: int) -> int:
+    def fail(error: Exception, status: int) -> int:
         print(printable(f"{name}: {error}"), file=sys.stderr)
         return status
 
     try:
-        with reporting(progress) as report:
+        with report_progress(progress) as report:
             result = encode(report)
     except (OptionError, ArtifactError, EngineError) as error:
-        return failed(error, 2)
+        return fail(error, 2)
     except (BulkError, VitrineError) as error:
-        return failed(error, 1)
+        return fail(error, 1)
     if progress == "json":
         print(json.dumps(as_json(result)), file=sys.stderr)
     else:

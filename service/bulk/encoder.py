@@ -53,7 +53,7 @@ class RecordEncoder:
         return sum(self._kind.row_bytes(self._model, self._options, size) for size in sizes)
 
     @classmethod
-    async def checked(cls, model: Model, options: BulkOptions, kind: Kind) -> "RecordEncoder":
+    async def create(cls, model: Model, options: BulkOptions, kind: Kind) -> "RecordEncoder":
         """Return an encoder that has encoded a short text with all settings of the job.
 
         Raises:
@@ -84,10 +84,10 @@ class RecordEncoder:
         valid = [index for index in range(len(items)) if index not in errors]
         longest = [index for index in valid if item_chars(items[index]) > _LONG_CHARS]
         others = [index for index in valid if index not in longest]
-        computed = await self._computed(items, others, errors)
+        computed = await self._compute(items, others, errors)
         for index in longest:
             async with self._long_item:
-                computed += await self._computed(items, [index], errors)
+                computed += await self._compute(items, [index], errors)
         done = [index for indices, _ in computed for index in indices]
         order = {index: position for position, index in enumerate(done)}
         return self.in_order([batch for _, batch in computed], order, errors)
@@ -109,15 +109,15 @@ class RecordEncoder:
         indices = np.empty(len(order) + len(failed), np.int64)
         indices[list(order)] = list(order.values())
         indices[failed] = sum(map(len, batches)) + np.arange(len(failed))
-        rows = [*batches, self.failed([errors[index] for index in failed])]
+        rows = [*batches, self.error_rows([errors[index] for index in failed])]
         return pa.concat_batches(rows).take(pa.array(indices))
 
-    def failed(self, errors: Sequence[str]) -> pa.RecordBatch:
+    def error_rows(self, errors: Sequence[str]) -> pa.RecordBatch:
         """Return rows without results."""
         nulls = [pa.nulls(len(errors), field.type) for field in self.schema][:-1]
         return pa.record_batch([*nulls, pa.array(errors, pa.string())], self.schema)
 
-    async def _computed(
+    async def _compute(
         self, items: Sequence[Item], indices: Sequence[int], errors: dict[int, str]
     ) -> list[tuple[Sequence[int], pa.RecordBatch]]:
         """Return the results of the items at the indices, except of those that fail.
@@ -139,7 +139,7 @@ class RecordEncoder:
                 errors[indices[failed]] = error.detail
                 # In halves, because the others may fail as well, one by one.
                 parts = [indices[:failed], *_halves(indices[failed + 1 :])]
-            return [batch for part in parts for batch in await self._computed(items, part, errors)]
+            return [batch for part in parts for batch in await self._compute(items, part, errors)]
         columns[ERROR] = pa.nulls(len(indices), pa.string())
         arrays = [columns[name] for name in self.schema.names]
         return [(indices, pa.record_batch(arrays, self.schema))]

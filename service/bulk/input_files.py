@@ -1,8 +1,9 @@
 """Input files: hashed before a job, and compared with these hashes wherever the job reads them.
 
 Times of modification prove nothing: any program can set them. So the hash of each block of a file
-is kept, and the job reads the file through `verified`, which gives no byte of a block before its
-hash was compared. Every finished part is then of the content whose hash is in the journal.
+is kept, and the job reads the file through `with_verification`, which gives no byte of a block
+before its hash was compared. Every finished part is then of the content whose hash is in the
+journal.
 """
 
 import hashlib
@@ -46,9 +47,9 @@ class InputFile:
             BulkError: It differs.
         """
         if now.blocks != self.blocks:
-            raise self.changed()
+            raise self.change_error()
 
-    def changed(self) -> BulkError:
+    def change_error(self) -> BulkError:
         """Return the error that the content has changed since the job began."""
         return BulkError(
             f"the input {self.path} was changed during the job; the output is of its earlier "
@@ -65,7 +66,7 @@ def hash_file(path: str, file: BinaryIO) -> InputFile:
     return InputFile(path, size, bytes(blocks))
 
 
-def verified(file: BinaryIO, expected: InputFile) -> BinaryIO:
+def with_verification(file: BinaryIO, expected: InputFile) -> BinaryIO:
     """Return an opened file that raises a `BulkError` where its content is not the expected one."""
     return cast(BinaryIO, io.BufferedReader(_VerifiedFile(file, expected), BLOCK_BYTES))
 
@@ -135,6 +136,6 @@ class _VerifiedFile(io.RawIOBase):
             block = content[start : start + BLOCK_BYTES]
             digest = self._expected.blocks[index * _HASH_BYTES :][:_HASH_BYTES]
             if hashlib.sha256(block).digest() != digest:
-                raise self._expected.changed()
+                raise self._expected.change_error()
         self._last, self._last_index = block, end - 1
         return kept + content

@@ -81,12 +81,12 @@ async def encode_files(
         VitrineError: The engine has stopped.
     """
     kind = checked_kind(options)
-    with writing(options.output):
+    with writing_errors(options.output):
         check_unlocked(options.output, options.shard)
     source = await asyncio.to_thread(open_source, options, kind)
     async with open_job(options, kind, source) as job:
         with (
-            writing(options.output),
+            writing_errors(options.output),
             open_journal(options.output, job.settings, options.shard) as journal,
         ):
             run = _JobRun(options, source, journal, job.schema, report)
@@ -100,7 +100,7 @@ async def encode_files(
 
 
 @contextmanager
-def writing(folder: Path) -> Iterator[None]:
+def writing_errors(folder: Path) -> Iterator[None]:
     """Turn the errors of writing to the output folder into a `BulkError`."""
     try:
         yield
@@ -145,7 +145,7 @@ class _JobRun:
         plan = _Plan(self._options, frozenset(self._journal.finished), is_stream)
         blocks = self._source.read(plan)
         if is_stream:
-            blocks = self._checked(blocks, plan)
+            blocks = self._check(blocks, plan)
         total = 0
         self.progress.start()
         async with aclosing(pipeline.run(blocks)) as encoded:
@@ -205,7 +205,7 @@ class _JobRun:
         )
         self._part = None
 
-    def _checked(self, blocks: Iterator[Block], plan: _Plan) -> Iterator[Block]:
+    def _check(self, blocks: Iterator[Block], plan: _Plan) -> Iterator[Block]:
         """Yield the blocks of standard input; those of finished parts are compared with before.
 
         Raises:

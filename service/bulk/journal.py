@@ -290,7 +290,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     checked = []
     for number, line in enumerate(lines, 1):
         try:
-            checked.append(_checked(parse_json(line), is_first=number == 1))
+            checked.append(_check_line(parse_json(line), is_first=number == 1))
         except ValueError as error:
             raise BulkError(
                 f"{path} is damaged in line {number}: {error}; remove the folder and start again"
@@ -298,7 +298,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     return checked
 
 
-def _checked(line: object, *, is_first: bool) -> dict[str, Any]:
+def _check_line(line: object, *, is_first: bool) -> dict[str, Any]:
     """Return a line of a journal.
 
     Raises:

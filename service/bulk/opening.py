@@ -124,7 +124,7 @@ async def open_job(options: BulkOptions, kind: Kind, source: Source) -> AsyncIte
         EngineError: The engine is unavailable on this machine, or fails the self-check.
     """
     async with await open_model(options.model, _model_options(options)) as model:
-        encoder = await RecordEncoder.checked(model, options, kind)
+        encoder = await RecordEncoder.create(model, options, kind)
         for name in source.copied.names:
             if name in (ROW, *encoder.schema.names):
                 raise OptionError(

@@ -132,16 +132,16 @@ class Pipeline:
                 read = asyncio.create_task(asyncio.to_thread(next, blocks, None))
                 # The reader may wait for standard input.
                 while self._in_flight and await self._is_finished_before(read):
-                    yield await self._finished()
+                    yield await self._finish()
                 block = await read
                 if block is None:
                     break
-                pending = self._pending(block) if block.columns else _Pending(block)
+                pending = self._prepare(block) if block.columns else _Pending(block)
                 while self._in_flight and (self._in_flight[0].is_done or self._is_full(pending)):
-                    yield await self._finished()
+                    yield await self._finish()
                 self._start(pending)
             while self._in_flight:
-                yield await self._finished()
+                yield await self._finish()
         finally:
             read.cancel()
             for pending in self._in_flight:
@@ -159,7 +159,7 @@ class Pipeline:
         await asyncio.wait({read, results}, return_when=asyncio.FIRST_COMPLETED)
         return not read.done()
 
-    def _pending(self, block: Block) -> _Pending:
+    def _prepare(self, block: Block) -> _Pending:
         """Return a block with its items: those that occur in no recent block."""
         items, copied, errors = records_of(block, self._options, self._kind, self._copied)
         pending = _Pending(block, errors=errors, copied=copied)
@@ -197,7 +197,7 @@ class Pipeline:
             or self._bytes_in_flight + pending.size > memory
         )
 
-    async def _finished(self) -> EncodedBlock:
+    async def _finish(self) -> EncodedBlock:
         """Return the oldest block in flight, once it is encoded."""
         pending = self._in_flight[0]
         block = pending.block

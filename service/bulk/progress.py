@@ -112,7 +112,7 @@ class Progress:
 
 
 @contextmanager
-def reporting(kind: ReportKind) -> Iterator[Callable[[Progress], None]]:
+def report_progress(kind: ReportKind) -> Iterator[Callable[[Progress], None]]:
     """Yield a function that reports the progress on standard error.
 
     Args:

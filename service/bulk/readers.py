@@ -161,7 +161,7 @@ def read_text(
         if not plan.is_wanted(start):
             yield Block(start, len(block))
             continue
-        values, errors = _parsed(block, lambda line: _checked(line).removesuffix(b"\r").decode())
+        values, errors = _parse(block, lambda line: _check(line).removesuffix(b"\r").decode())
         yield Block(start, len(block), dict.fromkeys(columns, values), errors)
 
 
@@ -173,7 +173,7 @@ def read_jsonl(
         if not plan.is_wanted(start):
             yield Block(start, len(block))
             continue
-        records, errors = _parsed(block, _json_object)
+        records, errors = _parse(block, _json_object)
         values = {
             name: [None if record is None else record.get(name) for record in records]
             for name in columns
@@ -184,7 +184,7 @@ def read_jsonl(
 def json_objects(content: bytes) -> list[dict[str, object]]:
     """Return the records in lines of JSON, as `read_jsonl` reads them; those with errors lack."""
     lines = list(_json_lines(io.BytesIO(content)))
-    return [record for record in _parsed(lines, _json_object)[0] if record is not None]
+    return [record for record in _parse(lines, _json_object)[0] if record is not None]
 
 
 def read_csv(
@@ -201,7 +201,7 @@ def read_csv(
         if not plan.is_wanted(start):
             yield Block(start, len(block))
             continue
-        rows, errors = _parsed(block, lambda cells: _checked_cells(cells, len(header)))
+        rows, errors = _parse(block, lambda cells: _checked_cells(cells, len(header)))
         values = {
             name: [None if cells is None else cells[header.index(name)] for cells in rows]
             for name in columns
@@ -289,7 +289,7 @@ def _split_csv(content: bytes) -> list[bytes]:
     return [*lines, b""] if content.endswith((b"\n", b"\r")) else lines
 
 
-def _parsed(
+def _parse(
     records: Sequence[tuple[int, Record]], parse: Callable[[Record], Any]
 ) -> tuple[list[Any], dict[int, str]]:
     """Return each parsed record, None if it is invalid, and the errors of invalid records."""
@@ -307,7 +307,7 @@ def _parsed(
     return parsed, errors
 
 
-def _checked(line: bytes) -> bytes:
+def _check(line: bytes) -> bytes:
     if len(line) > MAX_RECORD_BYTES:
         raise ValueError(_TOO_LONG)
     return line
@@ -320,7 +320,7 @@ def _json_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
 
 
 def _json_object(line: bytes) -> dict[str, object]:
-    check_depth(_checked(line))
+    check_depth(_check(line))
     try:
         record = orjson.loads(line)
         if _LONG_NUMBER.search(line):  # orjson reads integers beyond 64 bits as floats

@@ -23,7 +23,7 @@ from service.bulk.columns import (
     read_columns,
     read_start,
 )
-from service.bulk.input_files import InputFile, hash_file, verified
+from service.bulk.input_files import InputFile, hash_file, with_verification
 from service.bulk.options import BulkError, BulkOptions, InputFormat, Kind, OptionError
 from service.bulk.readers import READERS, Block, ReadPlan
 
@@ -74,13 +74,13 @@ class Source:
         """
         read = READERS[self.format]
         if self.stream is not None:
-            with reading(_STDIN_NAME):
+            with reading_errors(_STDIN_NAME):
                 yield from read(self.stream, self.columns, 0, plan)
             return
         first, done, total = 0, 0, max(1, sum(file.size for file in self.files))
         for file in self.files:
-            with _verified(file) as raw:
-                for block in read(_decompressed(raw, file.path), self.columns, first, plan):
+            with _open_verified(file) as raw:
+                for block in read(_decompress(raw, file.path), self.columns, first, plan):
                     first = block.first + block.rows
                     share = block.share or min(1.0, raw.tell() / max(1, file.size))
                     yield replace(block, share=(done + share * file.size) / total)
@@ -93,7 +93,7 @@ class Source:
             BulkError: A file has other content, or cannot be read.
         """
         for file in self.files:
-            file.check_unchanged(_hashed(Path(file.path)))
+            file.check_unchanged(_hash(Path(file.path)))
 
 
 def open_source(options: BulkOptions, kind: Kind) -> Source:
@@ -119,7 +119,7 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
         for path, opening in zip(paths, opened, strict=True):
             with opening as raw:
                 if path.stat().st_size:
-                    file = _decompressed(raw, path.name)
+                    file = _decompress(raw, path.name)
                     schemas[str(path)] = read_columns(file, format_, texts, copied, str(path))
         if format_ == "jsonl":
             schemas = json_columns(schemas)
@@ -127,9 +127,9 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
 
     copied = options.copied_columns
     # Before the files are hashed, which takes long, so that a missing column is reported at once.
-    columns(map(_opened, paths))
-    files = tuple(map(_hashed, paths))
-    return Source(format_, files, texts, columns(map(_verified, files)))
+    columns(map(_open, paths))
+    files = tuple(map(_hash, paths))
+    return Source(format_, files, texts, columns(map(_open_verified, files)))
 
 
 def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
@@ -142,7 +142,7 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
         raise OptionError("Parquet cannot be read from standard input; write it to a file")
     _check_lines(format_, texts)
     stdin = cast(io.BufferedReader, sys.stdin.buffer)
-    with reading(_STDIN_NAME):
+    with reading_errors(_STDIN_NAME):
         start = read_start(stdin, format_)
         copied = options.copied_columns
         schemas = {_STDIN_NAME: columns_in(start, format_, texts, copied, _STDIN_NAME)}
@@ -258,24 +258,24 @@ def _format_of(paths: Sequence[Path], format_: InputFormat | None) -> InputForma
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    with reading(str(path)), path.open("rb") as file:
+def _open(path: Path) -> Iterator[BinaryIO]:
+    with reading_errors(str(path)), path.open("rb") as file:
         yield file
 
 
 @contextmanager
-def _verified(file: InputFile) -> Iterator[BinaryIO]:
+def _open_verified(file: InputFile) -> Iterator[BinaryIO]:
     """Open a file, whose content is compared with that of the fingerprint before it is used."""
-    with _opened(Path(file.path)) as raw:
-        yield verified(raw, file)
+    with _open(Path(file.path)) as raw:
+        yield with_verification(raw, file)
 
 
-def _hashed(path: Path) -> InputFile:
-    with _opened(path) as file:
+def _hash(path: Path) -> InputFile:
+    with _open(path) as file:
         return hash_file(str(path), file)
 
 
-def _decompressed(raw: BinaryIO, name: str) -> BinaryIO:
+def _decompress(raw: BinaryIO, name: str) -> BinaryIO:
     name = name.lower()
     if name.endswith(".gz"):
         return cast(BinaryIO, gzip.GzipFile(fileobj=raw))
@@ -286,7 +286,7 @@ def _decompressed(raw: BinaryIO, name: str) -> BinaryIO:
 
 
 @contextmanager
-def reading(name: str) -> Iterator[None]:
+def reading_errors(name: str) -> Iterator[None]:
     """Turn the errors of reading a file into a `BulkError`."""
     try:
         yield

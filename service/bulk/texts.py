@@ -46,7 +46,7 @@ def items_of(
     if options.template is None:
         texts = _texts(options.text_column, block.columns, errors)
     else:
-        texts = _filled(options.template, options.template_columns, block, errors)
+        texts = _fill(options.template, options.template_columns, block, errors)
     if kind != "scores":
         return list(texts), errors
     queries = _texts(options.query_column, block.columns, errors)
@@ -66,7 +66,7 @@ def _texts(name: str, columns: Mapping[str, Values], errors: dict[int, str]) -> 
     return texts
 
 
-def _filled(
+def _fill(
     template: str, names: Sequence[str], block: Block, errors: dict[int, str]
 ) -> list[str | None]:
     """Return the template with the values of each record; nulls are empty."""
@@ -119,7 +119,7 @@ def copied_array(name: str, type_: pa.DataType, values: Values, errors: dict[int
         return _json_array(values, type_)
     except (pa.ArrowException, OverflowError, ValueError, TypeError):
         return pa.array(
-            [_converted(index, name, type_, value, errors) for index, value in enumerate(values)],
+            [_convert(index, name, type_, value, errors) for index, value in enumerate(values)],
             type_,
         )
 
@@ -170,7 +170,7 @@ def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _converted(
+def _convert(
     index: int, name: str, type_: pa.DataType, value: object, errors: dict[int, str]
 ) -> object:
     try:

@@ -52,7 +52,7 @@ async def verify_rows(job: OpenJob, journal: Journal) -> tuple[int, float]:
     """
     options, total = job.options, journal.rows or 0
     rows = frozenset(random.sample(range(total), min(options.verify, total)))
-    stored = _stored(options.output, journal, rows)
+    stored = _read_rows(options.output, journal, rows)
     tolerance = _ROUNDED_TOLERANCE
     if options.dtype in ("binary", "ubinary"):
         tolerance = _BITS_TOLERANCE
@@ -68,7 +68,7 @@ async def verify_rows(job: OpenJob, journal: Journal) -> tuple[int, float]:
             index = row - block.first
             item = items[index]
             if item is None or index in errors:
-                again = job.encoder.failed([errors[index]])
+                again = job.encoder.error_rows([errors[index]])
             else:
                 again = await job.encoder.encode([item])
             difference = _difference(stored[row], again.to_pylist()[0], options.dtype)
@@ -81,7 +81,7 @@ async def verify_rows(job: OpenJob, journal: Journal) -> tuple[int, float]:
     return len(rows), largest
 
 
-def _stored(folder: Path, journal: Journal, rows: Iterable[int]) -> dict[int, dict[str, object]]:
+def _read_rows(folder: Path, journal: Journal, rows: Iterable[int]) -> dict[int, dict[str, object]]:
     names = journal.joined or [name for p in journal.finished.values() for name in p.files]
     chosen = pa.array(sorted(rows), pa.int64())
     stored: dict[int, dict[str, object]] = {}

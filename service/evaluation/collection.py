@@ -24,7 +24,7 @@ from service.bulk.sources import (
     Source,
     check_not_compressed,
     open_source,
-    reading,
+    reading_errors,
     suffix_format,
 )
 from service.bulk.texts import copied_array, items_of, python_values
@@ -153,10 +153,10 @@ def _write_known_items(count: int, documents: Path, target: Path, corpus_sha256:
             "query"
         )
     ids, texts = map(list, zip(*items, strict=True))
-    return _written(target, _sha256(["known items", corpus_sha256, count]), [[ids, texts]])
+    return _write(target, _sha256(["known items", corpus_sha256, count]), [[ids, texts]])
 
 
-def _written(target: Path, content: str, columns: Iterable[list[list[str]]]) -> list[str]:
+def _write(target: Path, content: str, columns: Iterable[list[list[str]]]) -> list[str]:
     """Write ids and texts to a Parquet file, unless it has them, and return the ids.
 
     Args:
@@ -174,7 +174,7 @@ def _written(target: Path, content: str, columns: Iterable[list[list[str]]]) -> 
             for block in columns:
                 writer.write_batch(pa.record_batch(block, schema))
         partial.rename(target)
-    with reading(str(target)):  # a file of an earlier run
+    with reading_errors(str(target)):  # a file of an earlier run
         table = pq.ParquetFile(native_file(target)).read(["id"])
     if (table.schema.metadata or {}).get(CONTENT) != content.encode():
         raise OptionError(f"{target} has other texts than those given; choose another folder")
@@ -225,7 +225,7 @@ class _TextFile:
 
     def __init__(self, path: Path, folder: Path) -> None:
         self._path = path
-        self._options, self._source = _opened(path, folder)
+        self._options, self._source = _open(path, folder)
         self.sha256 = "".join(file.sha256 for file in self._source.files)
 
     def write(self, target: Path, wanted: Collection[str] | None) -> list[str]:
@@ -236,7 +236,7 @@ class _TextFile:
             wanted: Ids of the records to write; None: all.
         """
         content = _sha256([self.sha256, wanted and sorted(wanted)])
-        return _written(target, content, self._records(wanted))
+        return _write(target, content, self._records(wanted))
 
     def _records(self, wanted: Collection[str] | None) -> Iterator[list[list[str]]]:
         """Yield the ids and the texts of records."""
@@ -287,7 +287,7 @@ class _TextFile:
         return items_of(block, replace(self._options, template=None, text_column=name), "dense")
 
 
-def _opened(path: Path, folder: Path) -> tuple[BulkOptions, Source]:
+def _open(path: Path, folder: Path) -> tuple[BulkOptions, Source]:
     """Open a file with those names of columns that it has.
 
     Raises:
@@ -317,7 +317,7 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
         OptionError: The file is compressed, or lacks a column.
     """
     judgements: dict[str, dict[str, int]] = {}
-    with reading(str(path)):
+    with reading_errors(str(path)):
         for number, fields in _judgement_fields(path):
             try:
                 query, document, value = (

@@ -21,13 +21,13 @@ from service.bulk.command_line import (
     INTERRUPTED,
     add_chunking,
     chunking_of,
-    exported,
+    export_if_needed,
     interruptible,
     model_path,
 )
-from service.bulk.job import writing
+from service.bulk.job import writing_errors
 from service.bulk.options import DTYPES, BulkError, BulkOptions, OptionError
-from service.bulk.progress import reporting
+from service.bulk.progress import report_progress
 from service.evaluation.collection import CollectionFiles, the_file
 from service.evaluation.comparison import Evaluated, compare, read_evaluation
 from service.evaluation.evaluation import EvaluationOptions, Job, evaluate, write_file
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(format="vitrine eval: %(message)s", level=logging.WARNING)
     logging.getLogger("vitrine.export").setLevel(logging.INFO)
     try:
-        with reporting(values["progress"]) as report:
+        with report_progress(values["progress"]) as report:
             old = None if values["against"] is None else read_evaluation(values["against"])
             options = replace(_options(values), compared_sha256=old.collection if old else None)
             results = asyncio.run(interruptible(lambda stop: evaluate(options, report, stop)))
@@ -141,13 +141,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if any(job["errors"] for job in results["jobs"].values()):
             return 3
     except (OptionError, ArtifactError, EngineError) as error:
-        return _failed(error, 2)
+        return _fail(error, 2)
     except (BulkError, VitrineError) as error:
-        return _failed(error, 1)
+        return _fail(error, 1)
     return 0
 
 
-def _failed(error: Exception, status: int) -> int:
+def _fail(error: Exception, status: int) -> int:
     print(printable(f"vitrine eval: {error}"), file=sys.stderr)
     return status
 
@@ -175,7 +175,7 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
     documents, queries = _jobs(values, own)
     reranker = None
     if values["reranker"] is not None:
-        model = exported(values["reranker"], values["engine"], values["precision"])
+        model = export_if_needed(values["reranker"], values["engine"], values["precision"])
         columns = ("query_id", "document_id")
         reranker = BulkOptions(**own, model=model, columns=columns, kind="scores")
     return EvaluationOptions(
@@ -223,7 +223,7 @@ def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
         path = model_path(values["model"])
     except argparse.ArgumentTypeError as error:
         raise OptionError(f"--model: {error}") from None
-    model = exported(path, values["engine"], values["precision"])
+    model = export_if_needed(path, values["engine"], values["precision"])
     vectors = {**own, "model": model, "id_column": "id", "dimensions": values["dimensions"]}
     chunking = chunking_of(values)
     return BulkOptions(
@@ -282,7 +282,7 @@ def _show(results: Mapping[str, Any], folder: Path) -> None:
 def _compare(old: Evaluated, new: Evaluated) -> None:
     """Compare an evaluation with another one, and write and show the differences."""
     comparison, folder = compare(old, new), new.folder
-    with writing(folder):
+    with writing_errors(folder):
         content = orjson.dumps(comparison, option=orjson.OPT_INDENT_2)
         write_file(folder / COMPARISON, [content])
         parts = (part.encode() for part in report_html(old, new, comparison))

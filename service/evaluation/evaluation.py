@@ -27,12 +27,12 @@ import pyarrow.parquet as pq
 
 from models.artifact import Artifact
 from models.quantization import OutputDtype, read_calibration
-from service.bulk.job import encode_files, writing
+from service.bulk.job import encode_files, writing_errors
 from service.bulk.opening import checked_kind
 from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import METADATA, native_file
 from service.bulk.progress import Progress
-from service.bulk.sources import reading
+from service.bulk.sources import reading_errors
 from service.evaluation.collection import CollectionFiles, JudgedTexts, read_collection
 from service.evaluation.comparison import TOP
 from service.evaluation.measures import Measure, means, measure
@@ -109,7 +109,7 @@ async def evaluate(
     similarity = _similarity(options)
     if options.reranker is not None:
         checked_kind(options.reranker)
-    with writing(options.folder):
+    with writing_errors(options.folder):
         options.folder.mkdir(parents=True, exist_ok=True)
         texts = await asyncio.to_thread(read_collection, options.files, options.folder)
     if options.compared_sha256 not in (None, texts.sha256):
@@ -119,7 +119,7 @@ async def evaluate(
         path = options.folder / name
         source = path.with_suffix(".parquet")
         if isinstance(settings, ServerJob):
-            with writing(options.folder):
+            with writing_errors(options.folder):
                 return await encode_on_server(settings, source, path, stop)
         job = replace(settings, inputs=(str(source),), output=path)
         return (await encode_files(job, report, stop)).is_complete
@@ -130,14 +130,14 @@ async def evaluate(
             return None
         _release_memory()
     _check_versions(options)
-    rankings = await asyncio.to_thread(_ranked, options, texts, similarity, report)
+    rankings = await asyncio.to_thread(_rank, options, texts, similarity, report)
     if options.reranker is not None:
         jobs["pairs"] = options.reranker
-        with writing(options.folder):
+        with writing_errors(options.folder):
             await asyncio.to_thread(_write_pairs, options, texts, rankings)
         if not await finishes("pairs", options.reranker):
             return None
-        rankings = await asyncio.to_thread(_reranked, options.folder / "pairs", rankings)
+        rankings = await asyncio.to_thread(_rerank, options.folder / "pairs", rankings)
     values = measure(options.measures, texts.judgements, rankings) if texts.judgements else {}
     results = {
         "measures": means(values) if values else {},
@@ -151,7 +151,7 @@ async def evaluate(
             for query in texts.query_ids
         },
     }
-    with writing(options.folder):
+    with writing_errors(options.folder):
         write_file(options.folder / "run.trec", _trec_lines(rankings))
         write_file(
             options.folder / "results.json", [orjson.dumps(results, option=orjson.OPT_INDENT_2)]
@@ -199,7 +199,7 @@ def _kind(job: Job) -> Kind:
     return "dense" if isinstance(job, ServerJob) else checked_kind(job)
 
 
-def _ranked(
+def _rank(
     options: EvaluationOptions, texts: JudgedTexts, similarity: VectorSpace, report: Report
 ) -> Rankings:
     job, quantizer = options.documents, None
@@ -259,7 +259,7 @@ def _write_pairs(options: EvaluationOptions, texts: JudgedTexts, rankings: Ranki
             for columns in _pairs(texts, best):
                 writer.write_batch(pa.record_batch(columns, schema))
         partial.rename(target)
-    with reading(str(target)):  # a file of an earlier run
+    with reading_errors(str(target)):  # a file of an earlier run
         written = pq.read_schema(native_file(target))
     if (written.metadata or {}).get(_RANKINGS) != own.encode():
         raise OptionError(f"{target} is of other rankings; choose another folder")
@@ -283,7 +283,7 @@ def _pairs(texts: JudgedTexts, best: dict[str, list[str]]) -> Iterator[list[list
             yield [list(column) for column in zip(*pairs, strict=True)]
 
 
-def _reranked(folder: Path, rankings: Rankings) -> Rankings:
+def _rerank(folder: Path, rankings: Rankings) -> Rankings:
     """Return the rankings by the scores of pairs; other documents follow in their order."""
     scores: dict[str, dict[str, float]] = {query: {} for query in rankings}
     for path in sorted(folder.glob("part-*.parquet")):

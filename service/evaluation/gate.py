@@ -55,29 +55,29 @@ def check_evaluation(
     try:
         comparison = _Comparison.model_validate_json((folder / COMPARISON).read_bytes())
     except (OSError, ValueError):
-        raise _refused(
+        raise _refusal(
             f"the folder has no valid {COMPARISON}, which vitrine eval --against writes", "folder"
         ) from None
     changed = {name: name.partition(": ")[2] for name in comparison.settings}  # without the job
     versions = [comparison.settings[name] for name in changed if changed[name] == _VERSION]
     if not versions or any(pair != (served, new) for pair in versions):
         compared = {f"{str(old)[:12]} and {str(own)[:12]}" for old, own in versions}
-        raise _refused(
+        raise _refusal(
             f"the comparison is of {'; '.join(sorted(compared)) or 'no two versions of --model'}; "
             f"it must be of the served version and the new one, {served[:12]} and {new[:12]}, with "
             "the engine and precision of the service",
             "folder",
         )
     if others := [name for name, own in changed.items() if own not in _VERSION_SETTINGS]:
-        raise _refused(
+        raise _refusal(
             f"the two evaluations differ in more than the version: {', '.join(others)}", "folder"
         )
     if measure not in comparison.measures:
         known = ", ".join(comparison.measures) or "none"
-        raise _refused(f"the comparison lacks the measure; it has {known}", "measure")
+        raise _refusal(f"the comparison lacks the measure; it has {known}", "measure")
     own = comparison.measures[measure]
     if not own.difference >= -max_drop - _ROUNDING:  # NaN is not
-        raise _refused(
+        raise _refusal(
             f"the new version is not good enough: the measure changes by {own.difference:+.6f}, "
             f"from {own.old:.6f} to {own.new:.6f}, and max_drop is {max_drop:g}",
             "max_drop",
@@ -85,5 +85,5 @@ def check_evaluation(
     return own
 
 
-def _refused(detail: str, field: str) -> InvalidInput:
+def _refusal(detail: str, field: str) -> InvalidInput:
     return InvalidInput(detail, code="eval", pointer=f"/eval/{field}")

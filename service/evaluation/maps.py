@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.float64]
 # Strengths of the ridge penalty, relative to the mean variance of a dimension.
 _PENALTIES = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
-# Of `_ranked`: the temperature of the softmax over cosines, the number of batches, the maximum
+# Of `_rank`: the temperature of the softmax over cosines, the number of batches, the maximum
 # number of documents of a batch, and the step size of Adam.
 _TEMPERATURE, _BATCHES, _BATCH, _STEP = 0.05, 100, 2000, 3e-4
 # Adam's decay rates of the means of gradients and of their squares, and its epsilon.
@@ -44,7 +44,7 @@ def fit_maps(x: Matrix, y: Matrix) -> dict[str, Map]:
     none = np.zeros(y.shape[1])
     return {
         "orthogonal": Map(rotation, none),
-        "ranked": Map(_ranked(x, y, rotation), none),
+        "ranked": Map(_rank(x, y, rotation), none),
         "affine": _ridge(x, y),
     }
 
@@ -67,7 +67,7 @@ def _ridge(x: Matrix, y: Matrix) -> Map:
     return solve(np.ones(len(x), bool), min(_PENALTIES, key=error))
 
 
-def _ranked(x: Matrix, y: Matrix, matrix: Matrix) -> Matrix:
+def _rank(x: Matrix, y: Matrix, matrix: Matrix) -> Matrix:
     """Return a matrix that leaves documents near to those that they are near to in `x`.
 
     Each document of a batch is a query: the softmax over the cosines of its mapped vector with the

@@ -12,7 +12,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.table import Table
 
-from models.artifact import hashes, write_manifest, writing
+from models.artifact import hashes, new_folder, write_manifest
 from models.manifest import SPACES, ArtifactError
 from models.printable import printable
 from models.spaces import NAME_RULE, SpaceInfo, is_name, write_space
@@ -66,16 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         migration = fit(read_evaluation(options.old), read_evaluation(options.new))
         _show(migration)
         if not migration.recall_ratio >= options.min_recall:
-            return _failed(
+            return _fail(
                 f"the best map reaches {migration.recall_ratio:.3f} of the recall of full "
                 f"re-embedding, and --min-recall is {options.min_recall:g}: nothing was written",
                 1,
             )
         _write(migration, options.output, options.space)
     except (OptionError, ArtifactError, OSError) as error:
-        return _failed(error, 2)
+        return _fail(error, 2)
     except (pa.ArrowInvalid, KeyError) as error:
-        return _failed(f"an evaluation is incomplete or damaged; repeat it: {error}", 2)
+        return _fail(f"an evaluation is incomplete or damaged; repeat it: {error}", 2)
     print(
         f'{options.output} takes "space": "{options.space}", {migration.recall_ratio:.3f} of the '
         "recall of full re-embedding"
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _failed(error: Exception | str, status: int) -> int:
+def _fail(error: Exception | str, status: int) -> int:
     print(printable(f"vitrine migrate: {error}"), file=sys.stderr)
     return status
 
@@ -125,7 +125,7 @@ def _write(migration: Migration, output: Path, space: str) -> None:
         queries=migration.queries,
         measures=measures,
     )
-    with writing(output) as folder:
+    with new_folder(output) as folder:
         for name in artifact.manifest.files:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             _link(artifact.verify(name), folder / name)

@@ -185,7 +185,7 @@ class _Server:
         """
         starts = range(0, len(texts), _REQUEST_TEXTS)
         parts = await asyncio.gather(
-            *(self._encoded(texts[start : start + _REQUEST_TEXTS]) for start in starts)
+            *(self._encode(texts[start : start + _REQUEST_TEXTS]) for start in starts)
         )
         results = [result for part in parts for result in part]
         vectors = [None if isinstance(result, str) else result for result in results]
@@ -204,7 +204,7 @@ class _Server:
             }
         )
 
-    async def _encoded(self, texts: Sequence[str]) -> Sequence[Vector | str]:
+    async def _encode(self, texts: Sequence[str]) -> Sequence[Vector | str]:
         """Return the vector of each text, or why the server refuses it."""
         response = await self._response(texts)
         if response.is_success:
@@ -213,8 +213,8 @@ class _Server:
             return [f"{response.status_code}: {response.text[:_SHOWN_CHARS]}"]
         middle = len(texts) // 2  # one of the texts may be the reason
         return [
-            *await self._encoded(texts[:middle]),
-            *await self._encoded(texts[middle:]),
+            *await self._encode(texts[:middle]),
+            *await self._encode(texts[middle:]),
         ]
 
     def _vectors(self, response: httpx2.Response, count: int) -> Sequence[Vector]:

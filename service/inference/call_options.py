@@ -39,9 +39,9 @@ class Deadline:
     def check(self) -> None:
         """Raise `DeadlineExceeded` after its end."""
         if not self.remaining_s:
-            raise self.exceeded()
+            raise self.error()
 
-    def exceeded(self) -> DeadlineExceeded:
+    def error(self) -> DeadlineExceeded:
         """Return the error of a call that has not ended in time."""
         return DeadlineExceeded(f"deadline of {self.seconds:g} s exceeded")
 

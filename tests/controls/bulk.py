@@ -133,16 +133,16 @@ GUARDS = (
     ),
     Guard(
         "service/bulk/sources.py",
-        "        yield verified(raw, file)\n",
+        "        yield with_verification(raw, file)\n",
         "        yield raw\n",
         f"{_B}test_input_files.py::test_parquet_that_changes_while_it_is_read_is_an_error_of_the_job",
     ),
     Guard(
         "service/bulk/sources.py",
-        "    files = tuple(map(_hashed, paths))\n"
-        "    return Source(format_, files, texts, columns(map(_verified, files)))\n",
-        "    known = columns(map(_opened, paths))\n"
-        "    return Source(format_, tuple(map(_hashed, paths)), texts, known)\n",
+        "    files = tuple(map(_hash, paths))\n"
+        "    return Source(format_, files, texts, columns(map(_open_verified, files)))\n",
+        "    known = columns(map(_open, paths))\n"
+        "    return Source(format_, tuple(map(_hash, paths)), texts, known)\n",
         f"{_B}test_input_files.py::test_columns_are_those_of_the_hashed_content",
     ),
     Guard(
@@ -178,7 +178,7 @@ GUARDS = (
     ),
     Guard(
         "service/bulk/journal.py",
-        "checked.append(_checked(parse_json(line), is_first=number == 1))",
+        "checked.append(_check_line(parse_json(line), is_first=number == 1))",
         "checked.append(json.loads(line))",
         f"{_B}test_resume.py::test_damaged_line_of_a_journal_is_an_error_with_its_number",
     ),
@@ -202,7 +202,7 @@ GUARDS = (
     ),
     Guard(
         "service/bulk/readers.py",
-        "    check_depth(_checked(line))\n",
+        "    check_depth(_check(line))\n",
         "",
         f"{_B}test_damaged_records.py::test_line_that_is_not_json_is_an_error_in_the_sample_and_aft"
         "er_it",
@@ -281,7 +281,7 @@ GUARDS = (
     ),
     Guard(
         "deploy/ray_encode.py",
-        "                file = verified(raw, entry.file)\n",
+        "                file = with_verification(raw, entry.file)\n",
         "                file = raw\n",
         "tests/deploy/test_ray_encode.py::test_input_that_changes_during_the_job_is_an_error",
     ),

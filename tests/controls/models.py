@@ -66,7 +66,7 @@ GUARDS = (
     ),
     Guard(
         "models/network/attention.py",
-        "            k, v = self.repeated(k), self.repeated(v)\n",
+        "            k, v = self.repeat(k), self.repeat(v)\n",
         "            k, v = (x.repeat(1, q.shape[-1] // x.shape[-1]) for x in (k, v))\n",
         f"{_E}test_token_vectors_equal_transformers",
     ),
@@ -344,8 +344,8 @@ GUARDS = (
     ),
     Guard(
         "models/export/int8/graph.py",
-        "bounds.broken(by_length) + broken_check(check)",
-        "bounds.broken(by_length)",
+        "bounds.find_broken(by_length) + broken_check(check)",
+        "bounds.find_broken(by_length)",
         f"{_I}test_export_refuses_a_graph_whose_check_is_below_the_bound",
     ),
     Guard(

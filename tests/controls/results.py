@@ -333,8 +333,8 @@ GUARDS = (
     # Scores and sparse vectors.
     Guard(
         "service/inference/tokenizing/pairs.py",
-        "kept = self._kept(*limited)",
-        "kept = self._kept(*lengths)",
+        "kept = self._lengths_to_keep(*limited)",
+        "kept = self._lengths_to_keep(*lengths)",
         f"{_T}test_classify.py::test_query_and_documents_are_truncated_to_limits_of_their_own",
     ),
     Guard(

@@ -393,7 +393,7 @@ GUARDS = (
     Guard(
         "service/model_cache.py",
         "            # Another process may have exported the model meanwhile.\n"
-        "            if not refresh and (path := self._cached()):",
+        "            if not refresh and (path := self._find()):",
         "            if False:",
         f"{_S}test_two_starts_at_once_export_once",
     ),

@@ -37,7 +37,7 @@ def without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
             rows = [encoder({"part": [number]}) for number in parts]
         return [{name: value for name, [value] in row.items()} for row in rows]
 
-    monkeypatch.setattr(ray_encode, "connected", nullcontext)
+    monkeypatch.setattr(ray_encode, "connect", nullcontext)
     monkeypatch.setattr(ray_encode, "_on_cluster", call)
     monkeypatch.setattr(ray_encode, "_encoded_parts", encoded_parts)
 

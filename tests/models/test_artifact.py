@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models.artifact import Artifact, write_manifest, writing
+from models.artifact import Artifact, new_folder, write_manifest
 from models.manifest import ArtifactError
 
 
@@ -191,7 +191,7 @@ def test_missing_graph_error_names_the_engine(artifact: Artifact) -> None:
 
 def test_failed_write_leaves_no_files_behind(tmp_path: Path) -> None:
     def fail_halfway() -> None:
-        with writing(tmp_path / "out") as folder:
+        with new_folder(tmp_path / "out") as folder:
             (folder / "half").touch()
             raise KeyboardInterrupt
 
@@ -201,7 +201,7 @@ def test_failed_write_leaves_no_files_behind(tmp_path: Path) -> None:
 
 
 def test_existing_artifact_is_never_overwritten(tmp_path: Path) -> None:
-    with pytest.raises(ArtifactError, match="already exists"), writing(tmp_path):
+    with pytest.raises(ArtifactError, match="already exists"), new_folder(tmp_path):
         pass
 
 

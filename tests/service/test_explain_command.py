@@ -119,7 +119,7 @@ def test_escape_sequences_of_a_label_are_not_printed(
     monkeypatch: pytest.MonkeyPatch,
     small_artifact: Artifact,
 ) -> None:
-    monkeypatch.setattr(explain_command, "_explained", lambda *_: ("\x1b]0;owned\x07 0.5", []))
+    monkeypatch.setattr(explain_command, "_explain", lambda *_: ("\x1b]0;owned\x07 0.5", []))
     assert "\x1b" not in explained(capsys, small_artifact.path, "a", "b")
 
 

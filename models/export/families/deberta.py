@@ -18,7 +18,7 @@ from models.network.disentangled import TERMS, DistanceConfig
 _SELF = "encoder.layer.{i}.attention.self"
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     if config.get("embedding_size", config["hidden_size"]) != config["hidden_size"]:
         raise CheckpointError("config.json: embedding_size must be equal to hidden_size")
     return {
@@ -75,7 +75,7 @@ def _read_size(config: Settings, name: str) -> int:
     return max(value, 0)
 
 
-def _scaled(query: Tensor, config: EncoderConfig) -> Tensor:
+def _scale(query: Tensor, config: EncoderConfig) -> Tensor:
     """Return the weight or bias of queries divided by sqrt(N), with N terms of attention scores.
 
     DeBERTa divides the scores by sqrt(N K), with K the width of a head. The network divides them by
@@ -87,7 +87,7 @@ def _scaled(query: Tensor, config: EncoderConfig) -> Tensor:
 
 def _with_scaled_query(projections: Tensor, config: EncoderConfig) -> Tensor:
     query, others = projections.tensor_split([config.heads.widths[0]])
-    return torch.cat([_scaled(query, config), others])
+    return torch.cat([_scale(query, config), others])
 
 
 DEBERTA = Family(
@@ -99,7 +99,7 @@ DEBERTA = Family(
         "type_vocab_size": 0,
         "position_biased_input": True,
     },
-    derived=_derived,
+    derived=_derive,
     required={"conv_kernel_size": 0},
     layouts=(
         tensors(
@@ -122,7 +122,7 @@ DEBERTA = Family(
     ),
     values={
         r"layers\.\d+\.self_attn\.in_proj_(weight|bias)": _with_scaled_query,
-        r"layers\.\d+\.self_attn\.distance_queries\.(weight|bias)": _scaled,
+        r"layers\.\d+\.self_attn\.distance_queries\.(weight|bias)": _scale,
     },
     classifier=Classifier(
         dense="pooler.dense", activation="GELU", required={"pooler_hidden_act": "gelu"}

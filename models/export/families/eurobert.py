@@ -11,7 +11,7 @@ from models.export.families.rotary import read_rotary
 from models.network.config import AttentionConfig
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     heads = llama.read_heads(config)
     rotary = read_rotary(config, heads["head_width"], 10000.0)
     return {
@@ -29,7 +29,7 @@ EUROBERT = Family(
         "rms_norm_eps": 1e-5,
     },
     constants=llama.CONSTANTS,
-    derived=_derived,
+    derived=_derive,
     required={**llama.REQUIRED, "is_causal": False},
     layouts=(llama.TENSORS,),
     token_classifier=Classifier(),

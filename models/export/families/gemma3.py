@@ -23,7 +23,7 @@ from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     heads = llama.read_heads(config)
     width = heads["head_width"]
     causal = not read_flag(config, "use_bidirectional_attention")
@@ -66,7 +66,7 @@ GEMMA3 = Family(
         "head_dim": 256,
     },
     constants={**llama.CONSTANTS, "qk_norm": "head", "branch_norms": True},
-    derived=_derived,
+    derived=_derive,
     required={**llama.REQUIRED, "is_causal": True},
     layouts=(
         tensors(

@@ -11,7 +11,7 @@ from models.export.families.family import Classifier, Family, Settings, TensorPa
 from models.network.config import AttentionConfig
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     width = config["hidden_size"] // config["num_attention_heads"]
     if config["model_type"] == "new":
         positions = rotary.read_rotary(config, width, 10000.0, types=("default", "ntk"))
@@ -28,7 +28,7 @@ GTE = Family(
         "biases": frozenset({"in_proj", "out_proj", "linear2", "norms"}),
         "position_embeddings": False,
     },
-    derived=_derived,
+    derived=_derive,
     required={
         "is_causal": False,
         "position_embedding_type": "rope",

@@ -16,7 +16,7 @@ from models.network.config import AttentionConfig
 _ACTIVATIONS = {"geglu": "gelu", "reglu": "relu"}
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     kind = config.get("feed_forward_type")
     if not isinstance(kind, str) or kind not in _ACTIVATIONS:
         raise CheckpointError(
@@ -36,7 +36,7 @@ JINA_BERT = Family(
         "biases": frozenset({"in_proj", "out_proj", "linear2", "norms"}),
         "position_embeddings": False,
     },
-    derived=_derived,
+    derived=_derive,
     required={**bert.REQUIRED, "position_embedding_type": "alibi"},
     layouts=(
         tensors(

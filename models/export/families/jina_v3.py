@@ -52,7 +52,7 @@ _FEED_FORWARD = {
 }
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     width = config["hidden_size"] // config["num_attention_heads"]
     if config.get("rotary_emb_dim") not in (width, None):
         raise CheckpointError(
@@ -110,7 +110,7 @@ JINA_V3 = Family(
     config=bert.CONFIG,
     defaults={**bert.DEFAULTS, "layer_norm_eps": 1e-5, "type_vocab_size": 1},
     constants={"position_embeddings": False},
-    derived=_derived,
+    derived=_derive,
     required={
         "is_causal": False,
         "is_decoder": False,

@@ -143,7 +143,7 @@ CLASSIFIER = Classifier(
 TOKEN_CLASSIFIER = Classifier(out="score", required={"token_classification_bias": True})
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     heads = read_heads(config)
     rotary = read_rotary(config, heads["head_width"], 10000.0, types=DECODER_TYPES)
     kinds = {FULL: AttentionConfig(rotary=rotary, causal=is_causal(config))}
@@ -162,7 +162,7 @@ LLAMA = Family(
         "rms_norm_eps": 1e-6,
     },
     constants=CONSTANTS,
-    derived=_derived,
+    derived=_derive,
     required={**REQUIRED, "sliding_window": None},
     layouts=(TENSORS,),
     prefixes=PREFIXES,

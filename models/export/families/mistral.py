@@ -14,7 +14,7 @@ from models.export.model_folder import CheckpointError
 from models.network.config import AttentionConfig
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     heads = llama.read_heads(config)
     causal = llama.is_causal(config)
     has_windows = config.get("sliding_window", 4096) is not None
@@ -38,7 +38,7 @@ MISTRAL = Family(
         "num_key_value_heads": 8,
     },
     constants={**llama.CONSTANTS, "biases": frozenset()},
-    derived=_derived,
+    derived=_derive,
     required=llama.REQUIRED,
     layouts=(llama.TENSORS,),
     prefixes=llama.PREFIXES,
@@ -58,7 +58,7 @@ def _ministral3(config: Settings) -> dict[str, Any]:
     own = {k: v for k, v in rotary.items() if k not in (growth, "max_position_embeddings")}
     longest = min(config["max_position_embeddings"], original_length(config, rotary))
     # Queries beyond the original length grow with their positions, which the network cannot do.
-    return {**_derived({**config, "rope_parameters": own}), "max_positions": longest}
+    return {**_derive({**config, "rope_parameters": own}), "max_positions": longest}
 
 
 MINISTRAL3 = replace(

@@ -26,7 +26,7 @@ _BIASES = {
 }
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     count, heads = config["num_hidden_layers"], config["num_attention_heads"]
     width = config["hidden_size"] // heads
     full = read_rotary(config, width, 160000.0, name="global_rope_theta", layer_type=FULL)
@@ -83,7 +83,7 @@ MODERNBERT = Family(
         "first_norm": False,
         "position_embeddings": False,
     },
-    derived=_derived,
+    derived=_derive,
     required={"is_causal": False, "rope_scaling": None},
     layouts=(
         tensors(

@@ -44,7 +44,7 @@ _ACTIVATIONS: dict[str | None, dict[str, Any]] = {
 _MAX_EXPERTS = 256
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     hidden, heads, count = (
         config[native] if config.get(own) is None else config[own] for own, native in _SIZES
     )
@@ -132,7 +132,7 @@ NOMIC_BERT = Family(
     constants={
         "position_embeddings": False,
     },
-    derived=_derived,
+    derived=_derive,
     required={
         "prenorm": False,
         "parallel_block": False,

@@ -10,7 +10,7 @@ from models.export.families import llama, qwen2
 from models.export.families.family import Family, Settings, read_biases
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     biases = read_biases(config, llama.ATTENTION_BIAS)
     return {**qwen2.read_layers(config), "biases": biases}
 
@@ -24,7 +24,7 @@ QWEN3 = Family(
         "head_dim": 128,
     },
     constants={**llama.CONSTANTS, "qk_norm": "head"},
-    derived=_derived,
+    derived=_derive,
     required=llama.REQUIRED,
     layouts=(llama.TENSORS,),
     prefixes=llama.PREFIXES,

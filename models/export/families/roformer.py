@@ -16,7 +16,7 @@ from models.network.positions import Rotary, rotation
 _BASE = 10000.0
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     width = config.get("embedding_size") or config["hidden_size"]
     head_width = config["hidden_size"] // config["num_attention_heads"]
     attention = AttentionConfig(rotary=rotary.read_rotary({}, head_width, _BASE))
@@ -48,7 +48,7 @@ ROFORMER = Family(
     config=bert.CONFIG,
     defaults=bert.DEFAULTS,
     constants={"position_embeddings": False},
-    derived=_derived,
+    derived=_derive,
     required={**bert.REQUIRED, "rotary_value": False},
     layouts=(
         tensors(

@@ -47,7 +47,7 @@ _GATED: Modules = {
 _EMBEDDINGS = ("encoder.embed_tokens.weight", "shared.weight")
 
 
-def _derived(config: Settings) -> dict[str, Any]:
+def _derive(config: Settings) -> dict[str, Any]:
     kind = str(config["feed_forward_proj"])
     gate, _, activation = kind.rpartition("-")
     if gate not in ("", "gated"):
@@ -74,7 +74,7 @@ def _derived(config: Settings) -> dict[str, Any]:
     }
 
 
-def _unscaled(weight: Tensor, config: EncoderConfig) -> Tensor:
+def _unscale(weight: Tensor, config: EncoderConfig) -> Tensor:
     """Return the projections with queries multiplied by the divisor of the network's scores."""
     queries, others = weight.tensor_split([config.heads.widths[0]])
     return torch.cat([queries * math.sqrt(config.heads.width), others])
@@ -101,7 +101,7 @@ T5 = Family(
         "position_embeddings": False,
         "embedding_norm": False,
     },
-    derived=_derived,
+    derived=_derive,
     required={
         "is_causal": False,
         "is_decoder": False,
@@ -119,7 +119,7 @@ T5 = Family(
         for embeddings in _EMBEDDINGS
         for feed_forward in (_PLAIN, _GATED)
     ),
-    values={r".*\.in_proj_weight": _unscaled},
+    values={r".*\.in_proj_weight": _unscale},
     token_classifier=Classifier(),
     prefixes=("transformer.",),
     # The decoder of the whole model.

@@ -74,7 +74,7 @@ def add_int8_graph(
     folder, manifest = artifact.path, artifact.manifest
     source = folder / artifact.graph("openvino", "float32").file
     calibrating = calibration_rows(manifest, tokenizer, texts)
-    rounded = _rounded(source, calibrating)
+    rounded = _round(source, calibrating)
     costs = {products.name: own.cost for products, own in rounded}
     costly = sorted(rounded, key=lambda pair: -pair[1].cost)
     float_graph = onnx.load(source)
@@ -94,9 +94,9 @@ def add_int8_graph(
         )
         added = _with_graph(artifact, graph)
         engine = open_engine(added, "openvino", "int8")
-        by_length = _measured(engine, manifest, held_out, expected)
+        by_length = _measure(engine, manifest, held_out, expected)
         check = measure_check(engine, added)
-        broken = bounds.broken(by_length) + broken_check(check)
+        broken = bounds.find_broken(by_length) + broken_check(check)
         measures = lowest(by_length)
         shown = ", ".join(f"{name} {value:.4f}" for name, value in measures.items())
         report(f"int8 with {len(kept)} of {len(rounded)} layers in float: {shown}")
@@ -110,7 +110,7 @@ def add_int8_graph(
             measures=measures,
             by_length=tuple(by_length),
             check={name: asdict(worst) for name, worst in check.items()},
-            costs={name: float(f"{cost:.3g}") for name, cost in _sorted(costs)},
+            costs={name: float(f"{cost:.3g}") for name, cost in _sort(costs)},
             float_layers=tuple(kept),
         )
         added = _with_graph(artifact, replace(graph, quality=quality))
@@ -118,7 +118,7 @@ def add_int8_graph(
         engine.close()
         write_manifest(folder, added.manifest)
         return added
-    table = ", ".join(f"{name} {cost:.1e}" for name, cost in _sorted(costs)[:8])
+    table = ", ".join(f"{name} {cost:.1e}" for name, cost in _sort(costs)[:8])
     raise EngineError(
         f"the int8 graph is below the bounds even with {len(kept)} of {len(rounded)} layers in "
         f"float: {'; '.join(broken)}. Relative errors of the costliest layers: {table}"
@@ -172,7 +172,7 @@ def _held_out(
     ]
 
 
-def _measured(
+def _measure(
     engine: Engine, manifest: Manifest, rows: Sequence[LengthRows], expected: Sequence[Vectors]
 ) -> list[LengthQuality]:
     return [
@@ -187,11 +187,11 @@ def _measured(
     ]
 
 
-def _sorted(costs: dict[str, float]) -> list[tuple[str, float]]:
+def _sort(costs: dict[str, float]) -> list[tuple[str, float]]:
     return sorted(costs.items(), key=lambda item: -item[1])
 
 
-def _rounded(source: Path, rows: TextRows) -> list[tuple[Products, Rounded]]:
+def _round(source: Path, rows: TextRows) -> list[tuple[Products, Rounded]]:
     """Return the products of the graph, quantised calibrated with the rows."""
     batches = [batch for _, batch in rows.batches(_BATCH_TOKENS)]
     products = find_products(onnx.load(source).graph, per_token_values(source, batches[-1]))

@@ -47,7 +47,7 @@ class QualityBounds:
     min_recall: float = 0.97
     min_rank_correlation: float = 0.97
 
-    def broken(self, by_length: Sequence[LengthQuality]) -> list[str]:
+    def find_broken(self, by_length: Sequence[LengthQuality]) -> list[str]:
         """Return a phrase for each measure of a class that is below its bound."""
         bounds = {
             "mean_cosine": self.min_cosine,

@@ -39,7 +39,7 @@ async def tokenize(
         tokenized = await (
             asyncio.to_thread(model.tokenizer.tokenized_text, first, prompt_name)
             if text_pair is None
-            else asyncio.to_thread(model.pair_rows.tokenized, first, text_pair, prompt_name)
+            else asyncio.to_thread(model.pair_rows.tokenize, first, text_pair, prompt_name)
         )
     except (InvalidInput, TooLarge) as error:
         # The tokenizer sets index and pointer for the field `inputs` of /encode.
@@ -89,7 +89,7 @@ def text_with_prompt(model: Model, text: Text) -> str:
     Raises:
         InvalidInput: The prompt is unknown.
     """
-    return model.tokenizer.prompted(*_parts(text))
+    return model.tokenizer.with_prompt(*_parts(text))
 
 
 def row_of(text: TokenizedText) -> InputRow:

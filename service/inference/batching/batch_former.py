@@ -226,7 +226,7 @@ class BatchFormer(Generic[Item]):
                 continue
             first = self._next_turn(queue)
             if first is not None:
-                return self._filled(queue, first, self._max_bulk() if queue is bulk else inf)
+                return self._fill(queue, first, self._max_bulk() if queue is bulk else inf)
         return []
 
     @property
@@ -280,7 +280,7 @@ class BatchFormer(Generic[Item]):
         skips_long = self._last_was_long if has_one_stream else self._running_long > 0
         return queue.next_turn(self._long_row if skips_long else inf, or_longer=has_one_stream)
 
-    def _filled(
+    def _fill(
         self, queue: RequestQueue[Item], first: QueueEntry[Item], max_tokens: float
     ) -> list[QueueEntry[Item]]:
         """Return the batch that starts with an item; only this item may exceed the tokens."""

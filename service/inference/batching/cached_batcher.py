@@ -53,7 +53,7 @@ class CachedBatcher(Generic[Item, Result]):
         cache: Cache of results, which other batchers may share.
         key: Returns the key of an item. Items with equal keys have equal results.
         length: Returns the number of tokens of an item.
-        sealed: Returns a copy of a result that nobody can change, and its size in bytes.
+        copy_read_only: Returns a copy of a result that nobody can change, and its size in bytes.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class CachedBatcher(Generic[Item, Result]):
         *,
         key: Callable[[Item], bytes],
         length: Callable[[Item], int],
-        sealed: Callable[[Result], tuple[Result, int]],
+        copy_read_only: Callable[[Result], tuple[Result, int]],
     ) -> None:
         self._batcher = batcher
         self._cache = cache
         self._key = key
         self._length = length
-        self._sealed = sealed
+        self._copy_read_only = copy_read_only
         self._running: dict[bytes, _SharedRun[Result]] = {}
 
     async def submit(
@@ -181,7 +181,7 @@ class CachedBatcher(Generic[Item, Result]):
             # Another request may have computed the item too; its result is the one that is cached.
             kept = self._cache.get(key)
             if kept is None:
-                kept, size = self._sealed(result)
+                kept, size = self._copy_read_only(result)
                 self._cache.put(key, kept, size)
             results[key] = kept
             future = run.waiting.get(key)

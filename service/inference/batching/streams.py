@@ -368,10 +368,10 @@ class StreamPool:
                 self._loop.call_soon_threadsafe(runner.stop, error)
                 continue
             if batch.items:
-                return self._started(member, batch, now)
+                return self._start(member, batch, now)
         return None
 
-    def _started(self, member: _Member, batch: Batch[Any], now: float) -> _Run:
+    def _start(self, member: _Member, batch: Batch[Any], now: float) -> _Run:
         runner = member.runner
         expected_s = runner.expected_s(batch)
         limit_s = max(runner.timeout_s, _MARGIN * expected_s)

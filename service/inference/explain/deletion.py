@@ -38,7 +38,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from service.inference.explain.notebook_html import Chip, shown, signed
+from service.inference.explain.notebook_html import Chip, format_number, format_signed
 from service.inference.explain.options import TextUnit, UnitKind
 from service.inference.explain.pictures import heading_of, picture, summary_of, text_summary_of
 from service.inference.explain.shapley import Subsets, shapley_values
@@ -70,7 +70,8 @@ class UnitEffect:
     @property
     def chip(self) -> Chip:
         """The unit in the picture of its text."""
-        numbers = f"left out {signed(self.left_out)}, alone {signed(self.alone)}, rank {self.rank}"
+        left_out, alone = format_signed(self.left_out), format_signed(self.alone)
+        numbers = f"left out {left_out}, alone {alone}, rank {self.rank}"
         return Chip(self.start, self.end, self.left_out, numbers)
 
 
@@ -131,10 +132,8 @@ class UnitValue:
     @property
     def chip(self) -> Chip:
         """The unit in the picture of its text."""
-        numbers = (
-            f"value {signed(self.value)}, standard error {shown(self.standard_error)}, "
-            f"rank {self.rank}"
-        )
+        value, error = format_signed(self.value), format_number(self.standard_error)
+        numbers = f"value {value}, standard error {error}, rank {self.rank}"
         return Chip(self.start, self.end, self.value, numbers)
 
 
@@ -255,7 +254,7 @@ def unit_spans(text: str, by: TextUnit) -> list[Span]:
     if by == "words":
         return word_spans(text)
     starts = sorted({0, *sentence_starts(text), len(text)})
-    spans = (_stripped(text, *span) for span in pairwise(starts))
+    spans = (_strip(text, *span) for span in pairwise(starts))
     return [span for span in spans if span[0] < span[1]]
 
 
@@ -345,6 +344,6 @@ def _ranks(values: Sequence[float]) -> list[int]:
     return list(map(int, ranks))
 
 
-def _stripped(text: str, start: int, end: int) -> Span:
+def _strip(text: str, start: int, end: int) -> Span:
     part = text[start:end]
     return start + len(part) - len(part.lstrip()), start + len(part.rstrip())

@@ -84,23 +84,23 @@ def explanation_html(heading: str, passages: Sequence[Passage], meaning: str) ->
     )
 
 
-def shown(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number with four significant digits."""
     return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
 
 
-def signed(value: float | None) -> str:
+def format_signed(value: float | None) -> str:
     """Return a difference with its sign; None: it was not measured."""
-    return "not measured" if value is None else ("+" if value > 0 else "") + shown(value)
+    return "not measured" if value is None else ("+" if value > 0 else "") + format_number(value)
 
 
 def _legend(scale: float, meaning: str) -> str:
     factor, unit = _unit(scale)
     ramp = f"linear-gradient(to right,{','.join(_RAMP)})"
     return (
-        f'<div style="{_SMALL}">{escape(meaning)}: {_rounded(-scale, factor, scale)} '
+        f'<div style="{_SMALL}">{escape(meaning)}: {_round(-scale, factor, scale)} '
         f'<span style="display:inline-block;width:110px;height:10px;border-radius:3px;'
-        f'background:{ramp}"></span> +{_rounded(scale, factor, scale)} {unit}</div>'
+        f'background:{ramp}"></span> +{_round(scale, factor, scale)} {unit}</div>'
     )
 
 
@@ -119,7 +119,7 @@ def _passage(passage: Passage, scale: float) -> str:
 
 def _chip(chip: Chip, text: str, scale: float) -> str:
     factor, _ = _unit(scale)
-    number = "\N{EN DASH}" if chip.value is None else _rounded(chip.value, factor, scale)
+    number = "\N{EN DASH}" if chip.value is None else _round(chip.value, factor, scale)
     colour = _colour(chip.value or 0.0, scale)
     background = ",".join(str(round(channel)) for channel in colour)
     unit = escape(text[chip.start : chip.end])
@@ -134,7 +134,7 @@ def _unit(scale: float) -> tuple[float, str]:
     return next((unit for unit in _UNITS if scale * unit[0] >= _LEAST_SHOWN), _UNITS[0])
 
 
-def _rounded(value: float, factor: float, scale: float) -> str:
+def _round(value: float, factor: float, scale: float) -> str:
     """Return a number in a unit, rounded to the third significant digit of the scale."""
     largest = scale * factor
     decimals = 2 - math.floor(math.log10(largest)) if largest else 2

@@ -3,7 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from service.inference.explain.notebook_html import Chip, Passage, explanation_html, shown, signed
+from service.inference.explain.notebook_html import (
+    Chip,
+    Passage,
+    explanation_html,
+    format_number,
+    format_signed,
+)
 from service.inference.tokenizing.rows import Span
 
 # Number of units in a repr, those with the largest numbers.
@@ -62,7 +68,7 @@ def picture(heading: str, explanations: Sequence[tuple[str, PicturedExplanation]
         explanations: Each explanation, and the beginning of the lines above its texts.
     """
     passages = [
-        Passage(f"{title}{name}, {kind}{_reading(text)}", text.content, chips)
+        Passage(f"{title}{name}, {kind}{_limit_phrase(text)}", text.content, chips)
         for title, explanation in explanations
         for name, text in zip(_names(explanation), _texts(explanation), strict=True)
         for kind, chips in text.rows.items()
@@ -74,7 +80,7 @@ def picture(heading: str, explanations: Sequence[tuple[str, PicturedExplanation]
 def heading_of(explanation: PicturedExplanation) -> str:
     """Return the name of the explained result, and its value."""
     label = "" if explanation.label is None else f" of {explanation.label}"
-    return f"{_result(explanation)}{label} {shown(_texts(explanation)[0].whole)}"
+    return f"{_result(explanation)}{label} {format_number(_texts(explanation)[0].whole)}"
 
 
 def summary_of(explanation: PicturedExplanation) -> str:
@@ -88,7 +94,8 @@ def text_summary_of(text: ExplainedText) -> str:
     kind, chips = next(iter(text.rows.items()))
     largest = sorted(chips, key=lambda chip: -abs(chip.value or 0.0))[:_IN_REPR]
     named = (
-        f"{_short(text.content[start:end])!r} {signed(value)}" for start, end, value, _ in largest
+        f"{_short(text.content[start:end])!r} {format_signed(value)}"
+        for start, end, value, _ in largest
     )
     count = f"{len(chips)} {kind}"
     return f"{count}: {', '.join(named)}" if chips else count
@@ -116,7 +123,7 @@ def _names(explanation: PicturedExplanation) -> list[str]:
     return [names[text.text] for text in explanation.texts]
 
 
-def _reading(text: ExplainedText) -> str:
+def _limit_phrase(text: ExplainedText) -> str:
     start, end = text.read
     if text.read == (0, len(text.content)):
         return ""

@@ -77,7 +77,7 @@ async def encode_chunks(
         refuse_empty(texts)
         return chunked.rows(options.prompt_name)
 
-    with chunked.locating(InferenceFailed):
+    with chunked.convert_index(InferenceFailed):
         rows, (results,), seconds = await model.run(
             chunked.parts,
             len(texts),

@@ -59,7 +59,7 @@ async def score_pairs(
         with _after(len(queries)):
             return chunked.pair_rows(model.pair_rows, queries, limits, options)
 
-    with _after(len(queries), InferenceFailed), chunked.locating(InferenceFailed):
+    with _after(len(queries), InferenceFailed), chunked.convert_index(InferenceFailed):
         rows, (results,), seconds = await model.run(
             [*queries, *chunked.parts], len(documents), tokenize, ("logits",), options
         )

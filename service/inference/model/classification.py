@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from service.inference.explain.deletion import Deletions, ShapleyValues
-from service.inference.explain.notebook_html import shown
+from service.inference.explain.notebook_html import format_number
 from service.inference.explain.pictures import picture
 from service.inference.results.scores import Scores
 from service.inference.results.vectors import Stages, cost_of
@@ -80,7 +80,10 @@ class Classification:
         if not explained:
             return None
         inputs = [
-            (f"[{index}] {explanation.label} {shown(explanation.texts[0].whole)}: ", explanation)
+            (
+                f"[{index}] {explanation.label} {format_number(explanation.texts[0].whole)}: ",
+                explanation,
+            )
             for index, explanation in sorted(explained.items())
         ]
         return picture(repr(self), inputs)

@@ -192,7 +192,7 @@ class DeletionPlanner:
     def first(self) -> Sequence[Input]:
         """Return the variants that depend on no results."""
         available = self._keep()
-        wanted = self._kept() if self._is_shapley else self._left_out(available)
+        wanted = self._subsets() if self._is_shapley else self._left_out(available)
         # The part of a text that the model reads can have other tokens than the text.
         new = self._new([*(part.whole for part in self._parts), *wanted])
         variants = self._texts.with_result(new)
@@ -217,7 +217,7 @@ class DeletionPlanner:
             wanted += self._without_pairs()
         for part in parts:
             part.remaining = int(min(1.0, max(0, left) / max(1, remaining)) * part.remaining)
-            wanted += self._refined(part)
+            wanted += self._refine(part)
         return self._texts.with_result(self._new(wanted))
 
     def explanations(self) -> tuple[dict[int, Deletions], dict[int, ShapleyValues]]:
@@ -317,7 +317,7 @@ class DeletionPlanner:
     def _units(self, text: str, by: UnitKind) -> list[Span]:
         if by != "chunks":
             return unit_spans(text, by)
-        (encoding,) = self.model.tokenizer.encodings.untruncated([text], with_special=False)
+        (encoding,) = self.model.tokenizer.encodings.encode_whole([text], with_special=False)
         pieces = split(
             text, encoding.offsets, "sentences", CHUNK_TOKENS, 0, lambda _, count: (count, 0)
         )
@@ -342,7 +342,7 @@ class DeletionPlanner:
             return whole + part.rest + part.samples // 2 * (part.length + part.rest + 2)
         return whole + part.length + len(part.units) * (part.rest + 1)
 
-    def _kept(self) -> Iterable[Input]:
+    def _subsets(self) -> Iterable[Input]:
         """Return the texts with each subset of the units, for Shapley values."""
         for part in self._parts:
             self._check_deadline()
@@ -416,7 +416,7 @@ class DeletionPlanner:
             }
             yield from self._pairs[index].values()
 
-    def _refined(self, part: Part) -> Iterable[Input]:
+    def _refine(self, part: Part) -> Iterable[Input]:
         """Return further variants of a text, by what its units alone and left out have shown."""
         remaining = part.remaining
         effects = self._effects(part, raw=True).units

@@ -22,7 +22,7 @@ from service.inference.model.scoring import (
     Pair,
     classify,
     of_variants,
-    repeated,
+    repeat,
     score,
 )
 from service.inference.model.zero_shot import (
@@ -72,7 +72,7 @@ async def explain_scores(
         VitrineError: Any error of `score`, under the same conditions.
     """
     deletion = Deletion(by="sentences") if isinstance(how, Highlights) else how
-    pairs: list[Pair] = list(zip(repeated(queries, len(documents)), documents, strict=True))
+    pairs: list[Pair] = list(zip(repeat(queries, len(documents)), documents, strict=True))
     planner = DeletionPlanner(
         *(model, pairs, range(len(pairs)), deletion, limits, deletion.call_options(options)),
         aim=_HIGHLIGHTS if isinstance(how, Highlights) else _aim_of(deletion),
@@ -87,7 +87,7 @@ async def explain_scores(
     own = _options_of_texts(options, planner, order)
     texts = asyncio.create_task(score(model, queries, documents, limits, 0, None, own))
     try:
-        explained = await _explained(texts, _values_of_scores, order, planner, run)
+        explained = await _explain(texts, _values_of_scores, order, planner, run)
     except InvalidInput as error:
         if error.code == "too_many_tokens" and isinstance(how, Highlights):
             return await texts
@@ -134,7 +134,7 @@ async def explain_labels(
         aim=_aim_of(deletion),
     )
 
-    def labelled(
+    def classify_inputs(
         inputs: Sequence[Input], options: CallOptions, count: CountTokens | None = None
     ) -> Coroutine[Any, Any, Classification]:
         if candidates is None:
@@ -143,10 +143,10 @@ async def explain_labels(
         return classify_by_candidates(model, texts, candidates, options, count)
 
     async def run(variants: Sequence[Input]) -> Values:
-        return _values_of_labels(await labelled(variants, planner.options, planner.count))
+        return _values_of_labels(await classify_inputs(variants, planner.options, planner.count))
 
-    texts = asyncio.create_task(labelled(inputs, _options_of_texts(options, planner, None)))
-    return await _explained(texts, _values_of_labels, None, planner, run)
+    texts = asyncio.create_task(classify_inputs(inputs, _options_of_texts(options, planner, None)))
+    return await _explain(texts, _values_of_labels, None, planner, run)
 
 
 def _options_of_texts(
@@ -175,7 +175,7 @@ def _values_of_labels(result: Classification) -> Values:
     return np.stack([result.scores, result.logits], 1)
 
 
-async def _explained(
+async def _explain(
     texts: asyncio.Task[Result],
     values_of: Callable[[Result], Values],
     order: Callable[[Result], Sequence[int]] | None,
@@ -214,7 +214,7 @@ async def _explained(
     except TimeoutError:
         if deadline is None:
             raise
-        raise deadline.exceeded() from None
+        raise deadline.error() from None
     deletions, shapley_values = await asyncio.to_thread(planner.explanations)
     seconds = {"explain": time.perf_counter() - started}
     observe_stages(model.metrics.stage_seconds, started, seconds)

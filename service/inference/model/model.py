@@ -579,7 +579,7 @@ class Model(LoadedModel):
             default = TOP_N if isinstance(chosen, Deletion) else count
             count = min(chosen.top_n or default, count)
         terms = count if isinstance(chosen, Terms) else 0
-        with scoring.locating(1, "/query", "/documents/{}"):
+        with scoring.point_to_inputs(1, "/query", "/documents/{}"):
             if chosen is None or isinstance(chosen, Terms):
                 return await scoring.rerank(self, query, documents, limits, terms, chunking, call)
             return await explain_scores(self, [query], documents, count, chosen, limits, call)
@@ -639,7 +639,7 @@ class Model(LoadedModel):
             )
         top_n = chosen.top_n if isinstance(chosen, Deletion | Terms) else None
         terms = (top_n or len(documents)) if isinstance(chosen, Terms) else 0
-        with scoring.locating(len(queries), *paths):
+        with scoring.point_to_inputs(len(queries), *paths):
             if chosen is None or isinstance(chosen, Terms):
                 rest = NO_LIMITS, terms, chunking, call
                 return await scoring.score(self, queries, documents, *rest)

@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from models.manifest import SimilarityName
 from service.inference.explain.deletion import Deletions, ShapleyValues
-from service.inference.explain.notebook_html import shown
+from service.inference.explain.notebook_html import format_number
 from service.inference.explain.pictures import picture
 from service.inference.explain.terms import Explanation
 from service.inference.results.scores import Scores, best_first
@@ -88,7 +88,7 @@ class PairScores:
         if not explained:
             return None
         ranked = [
-            (f"{place}. [{index}] {shown(self.scores[index])}: ", explained[index])
+            (f"{place}. [{index}] {format_number(self.scores[index])}: ", explained[index])
             for place, index in enumerate(self.ranking(), 1)
             if index in explained
         ]

@@ -96,7 +96,7 @@ class PairTexts:
         return [rows[first].truncated or rows[second].truncated for first, second in self.indices]
 
     @contextmanager
-    def locating(
+    def convert_index(
         self, kind: type[VitrineError], queries: Sequence[str], documents: Sequence[str]
     ) -> Iterator[None]:
         """Convert the index of a row in errors of a kind to one among queries and documents."""

@@ -174,7 +174,7 @@ async def _score_pairs(
     """Return the scores of a reranker."""
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
-    pairs = list(zip(repeated(queries, len(documents)), documents, strict=True))
+    pairs = list(zip(repeat(queries, len(documents)), documents, strict=True))
     try:
         result = await classify(model, pairs, limits, options, count_tokens)
     except VitrineError as error:
@@ -209,7 +209,7 @@ async def _score_vectors(
         return texts.rows
 
     count = len(documents) if count_tokens else len(queries) + len(documents)
-    with texts.locating(InferenceFailed, queries, documents):
+    with texts.convert_index(InferenceFailed, queries, documents):
         rows, results, seconds = await model.run(
             *([*{*queries}, *{*documents}], count, tokenize),
             *(outputs, options),
@@ -221,7 +221,7 @@ async def _score_vectors(
     work = partial(compare, similarity, model, encoded, pairs, explained, options.deadline)
     is_long = explained > 0 or output == "multi" or len(pairs) > _INLINE_PAIRS
     run = run_pooling if model.artifact.manifest.pools_tokens else asyncio.to_thread
-    with texts.locating(InvalidInput, queries, documents):
+    with texts.convert_index(InvalidInput, queries, documents):
         scores, explanations = await run(work) if is_long else work()
     if explained:
         seconds["explain"] = time.perf_counter() - compared
@@ -256,13 +256,13 @@ def _check_labels(model: LoadedModel) -> None:
         )
 
 
-def repeated(items: Sequence[Item], count: int) -> Sequence[Item]:
+def repeat(items: Sequence[Item], count: int) -> Sequence[Item]:
     """Return one item as often as needed, or several items as they are."""
     return list(items) * count if len(items) == 1 else items
 
 
 @contextmanager
-def locating(queries: int, query_path: str, document_path: str) -> Iterator[None]:
+def point_to_inputs(queries: int, query_path: str, document_path: str) -> Iterator[None]:
     """Convert an error's index among queries and documents to a pointer and a document's index.
 
     Args:

@@ -17,7 +17,6 @@ from service.inference.explain.terms import (
     explain_maxsim,
     explain_pooled,
     explain_sparse,
-    weigh,
 )
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import (
@@ -126,12 +125,12 @@ def _compare_pooled(
         vectors = truncate_and_normalize(vectors, None, normalize=True)
 
     @cache
-    def weighted(index: int) -> WeightedTokens:
+    def weigh(index: int) -> WeightedTokens:
         length = 1.0 if kind == "cosine" else float(np.linalg.norm(vectors[index]))
         return weigh(manifest, rows[index], tokens[index], length)
 
     def explain(query: int, document: int) -> Explanation:
-        return explain_pooled(weighted(query), weighted(document))
+        return explain_pooled(weigh(query), weigh(document))
 
     query_rows, document_rows = map(list, zip(*pairs, strict=True))
     queries = vectors[:1] if count == 1 else vectors[query_rows]

@@ -116,12 +116,12 @@ class SyncModel:
         with self._lock:
             if not self._stop.alive:
                 work.close()
-                raise _closed()
+                raise _closed_error()
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except CancelledError:
-            raise _closed() from None
+            raise _closed_error() from None
         finally:
             future.cancel()  # of a caller that was interrupted
 
@@ -162,5 +162,5 @@ threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 os.register_at_fork(after_in_child=_detach_all)
 
 
-def _closed() -> NotReady:
+def _closed_error() -> NotReady:
     return NotReady("the model is closed")

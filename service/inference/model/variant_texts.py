@@ -7,7 +7,7 @@ from functools import cache
 from service.inference.call_options import CallOptions
 from service.inference.errors import InvalidInput
 from service.inference.model.scoring import Input
-from service.inference.model.zero_shot import CandidateLabels, joined, rows_of_pairs
+from service.inference.model.zero_shot import CandidateLabels, join_rows, rows_of_pairs
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row, Span
@@ -106,7 +106,7 @@ class VariantTexts:
         try:
             if self.candidates is not None and isinstance(own, str):
                 pairs = rows_of_pairs(self.model, [own], self.candidates, self.options)
-                (row,) = joined(pairs, self.candidates)
+                (row,) = join_rows(pairs, self.candidates)
             elif self.are_read_together:
                 (row,) = self.model.pair_rows.rows(
                     [own],

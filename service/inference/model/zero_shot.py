@@ -126,7 +126,7 @@ async def classify_by_candidates(
     if candidates.are_independent:
         logits = logits - by_pair[:, :, contradiction]
     scores = ACTIVATIONS["sigmoid" if candidates.are_independent else "softmax"](logits)
-    rows = joined(pairs, candidates)
+    rows = join_rows(pairs, candidates)
     return Classification(logits, scores, tuple(candidates.labels), rows, seconds)
 
 
@@ -174,7 +174,7 @@ def rows_of_pairs(
     return pair_rows.rows(pairs, *rest, keeps_second=True)
 
 
-def joined(pairs: Sequence[Row], candidates: CandidateLabels) -> list[Row]:
+def join_rows(pairs: Sequence[Row], candidates: CandidateLabels) -> list[Row]:
     """Return one row per text, with the token ids of all its pairs."""
     count = len(candidates.labels)
     rows = []

@@ -381,7 +381,7 @@ class ModelRegistry:
             NotReady: The model cannot be loaded.
         """
         if self._clock.now() < entry.retry_at:
-            raise _load_failed()
+            raise _load_error()
         waiting: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
         entry.waiting.append(waiting)
         if entry.loading is None:
@@ -409,7 +409,7 @@ class ModelRegistry:
             entry.retry_at = self._clock.now() + _RETRY_S
             for waiting in entry.waiting:
                 if not waiting.done():
-                    waiting.set_exception(_load_failed())
+                    waiting.set_exception(_load_error())
         finally:
             entry.answer()
             entry.loading = None
@@ -450,5 +450,5 @@ class ModelRegistry:
         self._names = others | dict.fromkeys((entry.name, *entry.spec.aliases), entry.name)
 
 
-def _load_failed() -> NotReady:
+def _load_error() -> NotReady:
     return NotReady("the model cannot be loaded; see the log", code="load_failed")

@@ -155,7 +155,7 @@ class ChunkedTexts:
         return [index for index, own in enumerate(self.chunks) for _ in own]
 
     @contextmanager
-    def locating(self, kind: type[VitrineError] = VitrineError) -> Iterator[None]:
+    def convert_index(self, kind: type[VitrineError] = VitrineError) -> Iterator[None]:
         """Convert the index of a row in errors of a kind to the index of its text."""
         try:
             yield
@@ -273,7 +273,7 @@ class ChunkedTexts:
     def _of_chunks(self) -> Iterator[list[str]]:
         """Yield the text of each chunk, each of which is to be a row."""
         self.owners = self.chunk_owners
-        with self.locating():
+        with self.convert_index():
             yield [
                 text[chunk.start : chunk.end]
                 for text, own in zip(self.texts, self.chunks, strict=True)
@@ -286,7 +286,7 @@ class ChunkedTexts:
         """Return the tokens of a text, with a prompt, after a check of the text."""
         text = self.texts[index]
         self._tokenizer.check_text(text, index)
-        (encoding,) = self._tokenizer.encodings.untruncated(
+        (encoding,) = self._tokenizer.encodings.encode_whole(
             [prompt + text], with_special=add_special_tokens
         )
         return encoding

@@ -99,7 +99,7 @@ class LateText:
             windows: Vectors of the tokens of each window, `(L, D)`.
         """
         vectors = self._join(windows)
-        ranges = [self._pooled(piece) for piece in self.pieces]
+        ranges = [self._pool(piece) for piece in self.pieces]
         means = [vectors[start:end].mean(axis=0, dtype=np.float64) for start, end in ranges]
         return np.array(means, np.float32)
 
@@ -114,7 +114,7 @@ class LateText:
             reached = end
         return np.concatenate(parts)
 
-    def _pooled(self, piece: Piece) -> Span:
+    def _pool(self, piece: Piece) -> Span:
         """Return the range of the tokens of a chunk among `ids`."""
         is_last = piece.last == self.last - self.first
         end = len(self.ids) if is_last else self.first + piece.last

@@ -256,7 +256,7 @@ class LoadedModel:
     ) -> dict[int, RowResults]:
         """Return the sparse vectors of the rows at the indices, by index."""
         if not self.batcher.is_alive:
-            raise _stopped()
+            raise _stopped_error()
         ids = [rows[index].ids for index in indices]
         vectors = await self.run_tokenizer(
             lambda: [(look_up(self.query_weights, own),) for own in ids], ids, len(ids), deadline
@@ -273,7 +273,7 @@ class LoadedModel:
     ) -> Outcome[RowResults]:
         """Return the engine's results for the rows at the indices; see `encode_rows`."""
         if not self.batcher.is_alive:
-            raise _stopped()
+            raise _stopped_error()
         trace = TRACE.get()
         items = [BatchItem(rows[index], outputs, trace) for index in indices]
         try:
@@ -292,7 +292,7 @@ class LoadedModel:
             index = indices[error.index]
             raise InferenceFailed("the engine failed on this input", index=index) from error
         except Stopped:
-            raise _stopped() from None
+            raise _stopped_error() from None
 
     async def run(
         self,
@@ -340,7 +340,7 @@ class LoadedModel:
             if needs_engine and self.cache is None and self.batcher.is_full(options.priority):
                 raise self._queue_full_error()
             started = time.perf_counter()
-            work = self._observed(tokenize) if count_tokens is None else tokenize
+            work = self._observe(tokenize) if count_tokens is None else tokenize
             rows = await self.run_tokenizer(work, parts, count, options.deadline)
             tokenize_s = time.perf_counter() - started
             if count_tokens is not None:
@@ -352,7 +352,7 @@ class LoadedModel:
         except BaseException as error:
             outcomes[outcome_of(error)].inc(count)
             if isinstance(error, TimeoutError) and options.deadline is not None:
-                raise options.deadline.exceeded() from None
+                raise options.deadline.error() from None
             raise
         outcomes["done"].inc(count)
         seconds = Stages(
@@ -365,7 +365,7 @@ class LoadedModel:
             self._observe_stages(started, seconds)
         return rows, list(zip(*outcome.results, strict=True)), seconds
 
-    def _observed(self, tokenize: Callable[[], Sequence[Row]]) -> Callable[[], Sequence[Row]]:
+    def _observe(self, tokenize: Callable[[], Sequence[Row]]) -> Callable[[], Sequence[Row]]:
         """Return `tokenize`, which then records its rows too, in the thread that it runs in."""
 
         def observed() -> Sequence[Row]:
@@ -447,7 +447,7 @@ class LoadedModel:
         return Overloaded("the queue is full; try again later", self.batcher.drain_s)
 
 
-def sealed(results: RowResults) -> tuple[RowResults, int]:
+def copy_read_only(results: RowResults) -> tuple[RowResults, int]:
     """Return a copy of a row's results that nobody can change, and its size in bytes.
 
     The engine's results are views of those of a whole batch.
@@ -456,22 +456,22 @@ def sealed(results: RowResults) -> tuple[RowResults, int]:
     size = _ENTRY_BYTES
     for result in results:
         if isinstance(result, SparseVector):
-            sparse = SparseVector(_frozen(result.ids), _frozen(result.weights))
+            sparse = SparseVector(_copy_read_only(result.ids), _copy_read_only(result.weights))
             size += sparse.ids.nbytes + sparse.weights.nbytes
             copies.append(sparse)
         else:
-            copies.append(_frozen(result))
+            copies.append(_copy_read_only(result))
             size += result.nbytes
     return tuple(copies), size
 
 
-def _frozen(array: NDArray[Any]) -> NDArray[Any]:
+def _copy_read_only(array: NDArray[Any]) -> NDArray[Any]:
     copy = array.copy()
     copy.setflags(write=False)
     return copy
 
 
-def _stopped() -> NotReady:
+def _stopped_error() -> NotReady:
     return NotReady("the model is closed, or its engine has stopped")
 
 

@@ -113,13 +113,13 @@ def make_quantizer(
     if not spec.needs_ranges:
         return Quantizer(dtype, width, None)
     if calibration is None:
-        raise _not_calibrated(
+        raise _calibration_error(
             f"{dtype} needs the ranges of the model's vectors; vitrine-export --calibrate exports "
             "them"
         )
     if normalize not in (None, manifest.normalize):
         unit = "of unit length" if manifest.normalize else "not normalised"
-        raise _not_calibrated(
+        raise _calibration_error(
             f"{dtype} needs vectors that are {unit}: the model is calibrated for its own setting "
             "of normalize"
         )
@@ -130,7 +130,7 @@ def make_quantizer(
         return Quantizer(dtype, width, ranges[manifest.width][:, :width])
     if width not in ranges:
         calibrated = ", ".join(map(str, ranges))
-        raise _not_calibrated(
+        raise _calibration_error(
             f"{dtype} has no ranges for {width} normalised dimensions; calibrated: {calibrated}; "
             "truncate_dim without normalize can have any number, and vitrine-export --calibrate "
             "calibrates the model's matryoshka_dimensions"
@@ -138,5 +138,5 @@ def make_quantizer(
     return Quantizer(dtype, width, ranges[width])
 
 
-def _not_calibrated(detail: str) -> InvalidInput:
+def _calibration_error(detail: str) -> InvalidInput:
     return InvalidInput(detail, code="not_calibrated", pointer=_POINTER)

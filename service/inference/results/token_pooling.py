@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.engines import EngineError
-from models.engines.engine import missing
+from models.engines.engine import how_to_install
 from models.manifest import Manifest
 from service.inference.errors import InvalidInput
 
@@ -36,7 +36,7 @@ def check_poolable(manifest: Manifest) -> None:
     Raises:
         EngineError: It is not.
     """
-    if manifest.pools_tokens and (reason := missing("scipy", "pooling")):
+    if manifest.pools_tokens and (reason := how_to_install("scipy", "pooling")):
         raise EngineError(f"the model pools the vectors of tokens, but {reason}")
 
 

@@ -56,7 +56,7 @@ class TextEncodings:
         self.max_whole_chars = max_whole_chars
         self.cuts_texts = not tokens_span_words(shared.variant(None))
 
-    def truncated(
+    def encode_truncated(
         self,
         texts: Sequence[str],
         limit: int,
@@ -118,7 +118,7 @@ class TextEncodings:
         encode = partial(self._encode, None, False, False, False)
         return [encoding for part in slices(texts) for encoding in encode(part)]
 
-    def untruncated(self, texts: Sequence[str], *, with_special: bool) -> list[Encoding]:
+    def encode_whole(self, texts: Sequence[str], *, with_special: bool) -> list[Encoding]:
         """Encode texts without truncation, with the offsets of their tokens in characters."""
         self._check(texts)
         with panics_as_errors("the tokenizer"):
@@ -146,7 +146,7 @@ class TextEncodings:
         with_special: bool,
         texts: Sequence[str],
     ) -> list[Encoding]:
-        """Encode texts whole; see `truncated`. `limit` None: without truncation."""
+        """Encode texts whole; see `encode_truncated`. `limit` None: without truncation."""
         self._check(texts)
 
         def encode(group: Sequence[str], *, is_plain: bool) -> list[Encoding]:
@@ -161,7 +161,7 @@ class TextEncodings:
         plain_texts = self._shared.plain_texts
         if plain_texts is None:
             return encode(texts, is_plain=False)
-        plain = [plain_texts.normalized(text) for text in texts]
+        plain = [plain_texts.normalize(text) for text in texts]
         normalized = [own for own in plain if own is not None]
         if not normalized:
             return encode(texts, is_plain=False)

@@ -188,7 +188,7 @@ class PairRows:
 
     def _kept_span(self, text: str, kept: int, start: int, *, drops_left: bool) -> Span:
         """Return the span of the tokens that are kept of a text, counted from a character."""
-        (encoding,) = self.tokenizer.encodings.untruncated([text], with_special=False)
+        (encoding,) = self.tokenizer.encodings.encode_whole([text], with_special=False)
         spans = spans_of(encoding, start)
         if kept >= len(spans):
             return 0, len(text) - start
@@ -224,7 +224,7 @@ class PairRows:
             taken = min(taken, self.tokenizer.count(prompt) + limit)
         return self._pairs.room - taken - self.tokenizer.count(document)
 
-    def tokenized(self, text: str, text_pair: str, prompt_name: str | None) -> TokenizedText:
+    def tokenize(self, text: str, text_pair: str, prompt_name: str | None) -> TokenizedText:
         """Return the tokens, spans and baselines of a pair of texts, with the prompt of the first.
 
         Raises:

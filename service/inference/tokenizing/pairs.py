@@ -118,11 +118,11 @@ class PairTokenizer:
                     if text not in counts:  # a query can be part of thousands of pairs
                         counts[text] = len(self._encode([text])[0])
                 lengths = counts[pair[0]], counts[pair[1]]
-            limited = _limited(lengths[0], limits[0]), _limited(lengths[1], limits[1])
-            kept = self._kept(*limited)
+            limited = _limit(lengths[0], limits[0]), _limit(lengths[1], limits[1])
+            kept = self._lengths_to_keep(*limited)
             if keeps_second:
                 kept = min(limited[0], self.room - limited[1]), limited[1]
-            ids, types = self._joined(
+            ids, types = self._join(
                 [
                     text.ids[max(0, len(text.ids) - count) :] if drops_left else text.ids[:count]
                     for text, count in zip((a, b), kept, strict=True)
@@ -150,7 +150,7 @@ class PairTokenizer:
             chars *= 4
         return [tokens[index] for index in range(len(texts))]
 
-    def _kept(self, a: int, b: int) -> tuple[int, int]:
+    def _lengths_to_keep(self, a: int, b: int) -> tuple[int, int]:
         """Return the number of tokens to keep of two texts with `a` and `b` tokens.
 
         As in the strategy "longest_first" of the tokenizers library, the longer text loses tokens
@@ -162,7 +162,7 @@ class PairTokenizer:
         longer = self.room - shorter
         return (longer, shorter) if a > b else (shorter, longer)
 
-    def _joined(self, texts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
+    def _join(self, texts: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
         """Return the token ids of a pair, special tokens included, and the type of each token.
 
         Args:
@@ -180,5 +180,5 @@ class PairTokenizer:
         return ids, types
 
 
-def _limited(length: int, limit: int | None) -> int:
+def _limit(length: int, limit: int | None) -> int:
     return length if limit is None else min(length, limit)

@@ -52,7 +52,7 @@ class PlainTexts:
             first, end = encoding.word_to_tokens(0) or (0, 0)
             self._before, self._after = encoding.ids[:first], encoding.ids[end:]
 
-    def normalized(self, text: str) -> str | None:
+    def normalize(self, text: str) -> str | None:
         """Return a text as it is after normalisation; None: it is not plain."""
         if not self._pattern.fullmatch(text):
             return None
@@ -63,7 +63,7 @@ class PlainTexts:
 
         None: it is not plain, its tokens are not those of its words, or too many words are new.
         """
-        if self._tokenizer is None or (plain := self.normalized(text)) is None:
+        if self._tokenizer is None or (plain := self.normalize(text)) is None:
             return None
         words = _WORDS.findall(plain)
         known = self._ids

@@ -80,7 +80,7 @@ class TemplatedPairs:
     def has_room(self, instruction: str) -> bool:
         """Return whether an instruction leaves room for a query."""
         first, _ = self._template.body("", "", instruction)
-        (encoding,) = self._encodings.truncated([first], self._limits[0], with_special=False)
+        (encoding,) = self._encodings.encode_truncated([first], self._limits[0], with_special=False)
         return len(encoding) < self._limits[0]
 
     def rows(
@@ -96,7 +96,7 @@ class TemplatedPairs:
         """
         rows: list[Row] = []
         are_too_long: list[bool] = []
-        limited = self._limited(pairs, limits)
+        limited = self._limit(pairs, limits)
         fills_room = cache(partial(self._fills_room, instruction))  # many pairs share a query
         for start in range(0, len(pairs), _PAIRS):
             own = limited[start : start + _PAIRS]
@@ -111,7 +111,7 @@ class TemplatedPairs:
 
     def read_spans(self, pair: Pair, instruction: str, limits: PairLimits) -> tuple[Span, Span]:
         """Return the span of each text that is left after truncation; see `rows`."""
-        (own,) = self._limited([pair], limits)
+        (own,) = self._limit([pair], limits)
         (body,) = self._bodies([own], instruction, with_spans=True)
         if not body.is_too_long:
             return (0, len(own[0])), (0, len(own[1]))
@@ -124,7 +124,7 @@ class TemplatedPairs:
 
     def room(self, pair: Pair, instruction: str, limits: PairLimits) -> int:
         """Return the number of tokens that a pair leaves; negative: it is too long by as many."""
-        (own,) = self._limited([pair], limits)
+        (own,) = self._limit([pair], limits)
         texts = self._texts(own, instruction)
         *first, last = map(len, self._encodings.without_special(texts))
         taken = (min(count, limit) for count, limit in zip(first, self._limits, strict=False))
@@ -175,7 +175,7 @@ class TemplatedPairs:
             encodings = (
                 encoding
                 for part in slices(distinct)
-                for encoding in self._encodings.truncated(
+                for encoding in self._encodings.encode_truncated(
                     part, limit, with_offsets=with_spans, with_special=False
                 )
             )
@@ -205,10 +205,10 @@ class TemplatedPairs:
         # Most queries have fewer characters than fit. Their tokens need not be counted.
         if len(self._limits) > 1 or not self._encodings.cuts_texts or len(text) < limit:
             return False
-        (encoding,) = self._encodings.truncated([text], limit, with_special=False)
+        (encoding,) = self._encodings.encode_truncated([text], limit, with_special=False)
         return sum(map(len, encoding.overflowing)) >= MARGIN
 
-    def _limited(self, pairs: Sequence[Pair], limits: PairLimits) -> list[Pair]:
+    def _limit(self, pairs: Sequence[Pair], limits: PairLimits) -> list[Pair]:
         first = cache(self._first)  # many pairs share a query
 
         def cut(text: str, limit: int | None) -> str:
@@ -219,7 +219,7 @@ class TemplatedPairs:
     def _first(self, text: str, limit: int) -> str:
         """Return the part of a text that has its first tokens; whole, if a body takes no more."""
         # A tokenizer that truncates to `limit` would stay in memory for every limit.
-        (encoding,) = self._encodings.truncated(
+        (encoding,) = self._encodings.encode_truncated(
             [text], self._limits[-1], with_offsets=True, with_special=False
         )
         ends = [end for _, end in encoding.offsets[:limit]]

@@ -209,10 +209,10 @@ class TextTokenizer:
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each text, truncated to the maximum length, without a prompt."""
         is_left, limit = self.drops_left("truncate"), self.manifest.max_tokens
-        encoded = self.encodings.truncated(texts, limit, is_left=is_left)
+        encoded = self.encodings.encode_truncated(texts, limit, is_left=is_left)
         return [encoding.ids for encoding in encoded]
 
-    def prompted(self, text: str, prompt_name: str | None) -> str:
+    def with_prompt(self, text: str, prompt_name: str | None) -> str:
         """Return the text with the named or the default prompt prepended.
 
         The prompts of a model with a template of pairs are instructions, and not prepended.
@@ -242,7 +242,7 @@ class TextTokenizer:
         adapter = self.prompt(prompt_name).adapter
         rows = [
             Row(
-                rules.retained(list(ids[kept])),
+                rules.without_dropped(list(ids[kept])),
                 *(len(ids) > limit, 0, adapter),
                 is_looked_up=rules.looks_up,
             )
@@ -333,11 +333,11 @@ class TextTokenizer:
         refuse_empty(texts)
         for index, text in enumerate(texts):
             self.check_text(text, index)
-        prompt = self.prompted("", prompt_name)
+        prompt = self.with_prompt("", prompt_name)
         tokens: list[list[tuple[int, str, Span | None]]] = []
         for part in slices(texts):
             prompted = [prompt + text for text in part]
-            encodings = self.encodings.untruncated(prompted, with_special=add_special_tokens)
+            encodings = self.encodings.encode_whole(prompted, with_special=add_special_tokens)
             limit -= sum(map(len, encodings))
             if limit < 0:
                 raise InvalidInput(
@@ -389,7 +389,7 @@ class TextTokenizer:
                     if spans:
                         pairs = zip(spans, ids, strict=True)
                         spans = [span for span, token in pairs if token not in rules.dropped]
-                    ids = rules.retained(ids)
+                    ids = rules.without_dropped(ids)
                 is_truncated = lost_chars or bool(encoding.overflowing)
                 row = Row(
                     ids,
@@ -413,7 +413,7 @@ class TextTokenizer:
             by_words = self.encodings.of_words(texts, rules.max_tokens)
             if by_words is not None:
                 return by_words
-        return self.encodings.truncated(
+        return self.encodings.encode_truncated(
             texts,
             rules.max_tokens,
             is_left=is_left,

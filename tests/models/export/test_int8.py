@@ -298,13 +298,13 @@ def test_every_class_of_lengths_has_the_bounds() -> None:
         length_quality(128, mean_cosine=0.9949, recall_at_10=0.98),
         length_quality(256, mean_cosine=0.999, recall_at_10=0.9699),
     ]
-    assert QualityBounds().broken(own) == [
+    assert QualityBounds().find_broken(own) == [
         "mean_cosine of 65 to 128 tokens is 0.9949 (0.995 required)",
         "recall_at_10 of 129 to 256 tokens is 0.9699 (0.97 required)",
     ]
     assert lowest(own) == {"mean_cosine": 0.9949, "recall_at_10": 0.9699}
     generated = [length_quality(64, "generated", mean_cosine=0.9, recall_at_10=0.5)]
-    assert QualityBounds().broken(own[:1] + generated) == [
+    assert QualityBounds().find_broken(own[:1] + generated) == [
         "mean_cosine of 33 to 64 tokens of generated texts is 0.9000 (0.995 required)"
     ]
     # Neighbours of generated texts are accidental.
@@ -319,13 +319,13 @@ def test_other_texts_bound_scores_and_labels_without_texts_of_the_user(
 ) -> None:
     own = replace(length_quality(64), measures={name: 0.98})
     other = replace(own, source=source, measures={name: 0.9})
-    assert QualityBounds().broken([own, other]) == []
-    assert len(QualityBounds().broken([other])) == 1
+    assert QualityBounds().find_broken([own, other]) == []
+    assert len(QualityBounds().find_broken([other])) == 1
 
 
 def test_nan_is_below_every_bound_and_the_lowest_result() -> None:
     own = [length_quality(64, mean_cosine=value) for value in (0.999, float("nan"), 0.999)]
-    broken = QualityBounds().broken(own)
+    broken = QualityBounds().find_broken(own)
     assert broken == ["mean_cosine of 33 to 64 tokens is nan (0.995 required)"]
     assert np.isnan(lowest(own)["mean_cosine"])
 

@@ -7,7 +7,7 @@ from starlette.testclient import TestClient
 from werkzeug.datastructures import MIMEAccept
 from werkzeug.http import parse_accept_header
 
-from service.api.accept import accepts_gzip, preferred
+from service.api.accept import accepts_gzip, best_offer
 
 OFFERS = ("application/json", "application/octet-stream", "text/plain")
 RANGES = (*OFFERS, "application/*", "text/*", "*/*", "image/png", "Application/JSON", "TEXT/*")
@@ -31,13 +31,13 @@ def test_preferred_type_has_the_highest_quality_of_werkzeug(ranges: list[tuple[s
     best = [offer for offer, own in zip(OFFERS, qualities, strict=True) if own == max(qualities)]
     named = [offer for offer in best if offer in {name.lower() for name, _ in ranges}]
     expected = OFFERS[0] if not any(qualities) else (named[-1] if named else best[0])
-    assert preferred(header, OFFERS) == expected
+    assert best_offer(header, OFFERS) == expected
 
 
 @given(st.text(st.sampled_from('*/;=q01.,"\\ \tajson-'), max_size=60), st.integers(1, 3000))
 @example('"a\\', 20_000)  # quadratic time, if the end of each quoted string is looked for
 def test_every_header_selects_an_offered_type(text: str, count: int) -> None:
-    assert preferred(text * count, OFFERS) in OFFERS
+    assert best_offer(text * count, OFFERS) in OFFERS
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_every_header_selects_an_offered_type(text: str, count: int) -> None:
 def test_preferred_type_of_special_cases(
     header: str, offers: tuple[str, ...], expected: str
 ) -> None:
-    assert preferred(header, offers) == expected
+    assert best_offer(header, offers) == expected
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import vitrine
 from models.artifact import Artifact
 from service.app import create_app
 from service.inference.batching.cache import CacheCounts, ResultCache
-from service.inference.results.loaded_model import BatchItem, sealed
+from service.inference.results.loaded_model import BatchItem, copy_read_only
 from service.inference.results.vectors import RowResults, SparseVector
 from service.inference.tokenizing.rows import Row
 from service.settings import CacheSettings, EngineSettings, ModelSettings, Settings
@@ -226,7 +226,7 @@ def test_keys_cover_everything_that_results_depend_on() -> None:
 def test_kept_results_are_copies_that_cannot_be_changed() -> None:
     batch = np.ones((1000, 4), np.float32)
     sparse = SparseVector(np.arange(3), np.ones(3, np.float32))
-    (vector, weights), size = sealed((batch[5], sparse))
+    (vector, weights), size = copy_read_only((batch[5], sparse))
     assert isinstance(vector, np.ndarray)
     assert isinstance(weights, SparseVector)
     assert vector.base is None  # the batch is not kept

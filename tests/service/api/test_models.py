@@ -608,7 +608,7 @@ def test_wait_for_a_load_counts_towards_the_deadline(
 
     async def late(*_: object, timeout_s: Deadline, **__: object) -> None:
         timeouts.append(timeout_s.remaining_s)
-        raise timeout_s.exceeded()
+        raise timeout_s.error()
 
     monkeypatch.setattr(memory, "open_model", slow)
     monkeypatch.setattr(Model, "encode_outputs", late)

@@ -115,13 +115,13 @@ def test_token_outputs_are_tokenized_once(
 ) -> None:
     encodings = ready_model(client).tokenizer.encodings
     calls: list[bool] = []
-    encode = encodings.truncated
+    encode = encodings.encode_truncated
 
     def counted(*arguments: Any, with_offsets: bool, **options: Any) -> object:  # noqa: ANN401 - passed on
         calls.append(with_offsets)
         return encode(*arguments, with_offsets=with_offsets, **options)
 
-    monkeypatch.setattr(encodings, "truncated", counted)
+    monkeypatch.setattr(encodings, "encode_truncated", counted)
     assert tokens_of(client, ["a text", "another"])["offsets"][0] is not None
     assert calls == [True]
     calls.clear()

@@ -337,7 +337,7 @@ def test_long_texts_are_encoded_one_at_a_time(
 ) -> None:
     monkeypatch.setattr(encoder, "_LONG_CHARS", 1000)
     active, most = 0, 0
-    computed = RecordEncoder._computed
+    computed = RecordEncoder._compute
 
     async def counted(
         self: RecordEncoder, items: list[str], indices: list[int], errors: dict[int, str]
@@ -351,7 +351,7 @@ def test_long_texts_are_encoded_one_at_a_time(
         active -= is_long
         return result
 
-    monkeypatch.setattr(RecordEncoder, "_computed", counted)
+    monkeypatch.setattr(RecordEncoder, "_compute", counted)
     path = tmp_path / "a.txt"
     texts = [f"{row} " + "cat " * (300 * (row % 2)) for row in range(600)]
     path.write_text("\n".join(texts))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from models.artifact import Artifact
 from service.bulk import input_files, job
-from service.bulk.input_files import hash_file, verified
+from service.bulk.input_files import hash_file, with_verification
 from service.bulk.options import BulkError
 from service.bulk.sources import open_source
 from tests.service.bulk.changing_inputs import opened, problem
@@ -29,7 +29,7 @@ def test_verified_file_reads_the_bytes_at_any_position(
 ) -> None:
     content = bytes(range(251)) * (size // 251 + 1)
     content = content[:size]
-    file = verified(io.BytesIO(content), hash_file("a", io.BytesIO(content)))
+    file = with_verification(io.BytesIO(content), hash_file("a", io.BytesIO(content)))
     for start, count in reads:
         assert file.seek(start) == start
         assert file.read(count) == content[start : start + count]
@@ -47,7 +47,7 @@ def test_changed_byte_is_an_error_and_the_blocks_before_it_are_read(
     content = bytearray(size)
     expected = hash_file("a.txt", io.BytesIO(content))
     content[at] = 1
-    file = verified(io.BytesIO(content), expected)
+    file = with_verification(io.BytesIO(content), expected)
     before = at // input_files.BLOCK_BYTES * input_files.BLOCK_BYTES
     assert file.read(before) == bytes(before)
     with pytest.raises(BulkError, match=r"the input a\.txt was changed during the job"):
@@ -58,7 +58,7 @@ def test_changed_byte_is_an_error_and_the_blocks_before_it_are_read(
 def test_file_that_is_longer_or_shorter_than_before_is_an_error(count: int) -> None:
     content = bytes(input_files.BLOCK_BYTES + 10)
     expected = hash_file("a.txt", io.BytesIO(content))
-    file = verified(io.BytesIO(content[:count] if count < 0 else content + b"x"), expected)
+    file = with_verification(io.BytesIO(content[:count] if count < 0 else content + b"x"), expected)
     with pytest.raises(BulkError, match="was changed during the job"):
         file.read()
 

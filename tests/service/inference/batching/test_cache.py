@@ -38,7 +38,7 @@ def behind(cache: ResultCache[int], batcher: Batcher[int, int], prefix: bytes = 
         cache,
         key=lambda item: prefix + item.to_bytes(4, "big", signed=True),
         length=abs,
-        sealed=lambda result: (result, 6),
+        copy_read_only=lambda result: (result, 6),
     )
 
 

@@ -141,7 +141,7 @@ def test_plain_texts_have_the_tokens_that_they_have_with_the_normalizer(
     @given(TEXTS, st.booleans())
     def check(texts: list[str], with_special: bool) -> None:
         expected = oracle.encode_batch(texts, add_special_tokens=with_special)
-        actual = encodings.truncated(texts, 7, with_offsets=True, with_special=with_special)
+        actual = encodings.encode_truncated(texts, 7, with_offsets=True, with_special=with_special)
         for a, b in zip(actual, expected, strict=True):
             assert (a.ids, a.offsets, a.tokens) == (b.ids, b.offsets, b.tokens)
             assert a.special_tokens_mask == b.special_tokens_mask
@@ -201,7 +201,7 @@ def test_plain_texts_have_the_tokens_of_their_words(
             if ids is not None:
                 found += 1
                 assert ids == oracle.encode(text).ids
-        if own.normalized(text) is None:
+        if own.normalize(text) is None:
             assert ids is None
 
     check()
@@ -250,7 +250,7 @@ def test_other_pre_tokenizers_have_no_words(
     tokenizer.pre_tokenizer = pre_tokenizer
     own = SharedTokenizer(tokenizer.to_str().encode()).plain_texts
     assert own is not None
-    assert own.normalized("the cat") == "the cat"
+    assert own.normalize("the cat") == "the cat"
     assert own.ids("the cat") is None
 
 
@@ -269,4 +269,4 @@ def test_short_texts_are_tokenised_by_their_words_unless_they_are_too_long_for_t
 
 
 def normalized(shared: SharedTokenizer, text: str) -> str | None:
-    return None if shared.plain_texts is None else shared.plain_texts.normalized(text)
+    return None if shared.plain_texts is None else shared.plain_texts.normalize(text)

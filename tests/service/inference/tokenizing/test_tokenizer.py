@@ -66,7 +66,7 @@ def test_part_of_a_text_gives_the_tokens_of_the_whole(
 ) -> None:
     is_left = on_overflow == "truncate_left"
     whole = tokenizer.shared.variant(MAX_TOKENS, is_left=is_left).encode(text)
-    (part,) = tokenizer.encodings.truncated([text], MAX_TOKENS, is_left=is_left)
+    (part,) = tokenizer.encodings.encode_truncated([text], MAX_TOKENS, is_left=is_left)
     assert part.ids == whole.ids
     assert bool(part.overflowing) == bool(whole.overflowing)
 
@@ -75,7 +75,7 @@ def test_offsets_of_a_part_are_those_of_the_whole(tokenizer: TextTokenizer) -> N
     text = " ".join(SENTENCES) * 20
     for is_left in (False, True):
         whole = tokenizer.shared.variant(MAX_TOKENS, is_left=is_left).encode(text)
-        (part,) = tokenizer.encodings.truncated(
+        (part,) = tokenizer.encodings.encode_truncated(
             [text], MAX_TOKENS, is_left=is_left, with_offsets=True
         )
         assert part.offsets == whole.offsets
@@ -95,9 +95,11 @@ def test_only_a_part_of_a_long_text_is_tokenised(
     monkeypatch.setattr(encodings, "_encode", counting)
     long, short = "the cat sat on the mat and looked " * 30_000, "a cat"
     for is_left in (False, True):
-        first, second, third = encodings.truncated([long, short, long], MAX_TOKENS, is_left=is_left)
+        first, second, third = encodings.encode_truncated(
+            [long, short, long], MAX_TOKENS, is_left=is_left
+        )
         assert first.ids == third.ids
-        assert second.ids == encodings.truncated([short], MAX_TOKENS)[0].ids
+        assert second.ids == encodings.encode_truncated([short], MAX_TOKENS)[0].ids
     assert sum(lengths) < 10_000
 
 
@@ -105,7 +107,7 @@ def test_part_grows_until_it_has_enough_tokens(tokenizer: TextTokenizer) -> None
     # Spaces and long words have few tokens, so the first part has too few.
     text = ("x" * 150 + " y" + " " * 700) * 200
     whole = tokenizer.shared.variant(MAX_TOKENS).encode(text)
-    assert tokenizer.encodings.truncated([text], MAX_TOKENS)[0].ids == whole.ids
+    assert tokenizer.encodings.encode_truncated([text], MAX_TOKENS)[0].ids == whole.ids
 
 
 def test_parts_end_at_word_boundaries() -> None:
@@ -189,7 +191,7 @@ def test_text_is_tokenised_whole_if_an_added_token_contains_a_space(
     text = "mat and " * 20_000
     whole = served.shared.variant(MAX_TOKENS).encode(text)
     assert len(whole.ids) == 2 + 20
-    assert served.encodings.truncated([text], MAX_TOKENS)[0].ids == whole.ids
+    assert served.encodings.encode_truncated([text], MAX_TOKENS)[0].ids == whole.ids
 
 
 def assert_pair(tokenizer: TextTokenizer, pair: tuple[str, str], on_overflow: OnOverflow) -> None:
