@@ -35,6 +35,7 @@ from models.artifact import Artifact
 from models.engines import Precision
 from models.export.sources import SourceError, content_sha256, resolve_locally
 from models.manifest import FORMAT, MANIFEST, ArtifactError
+from models.printable import printable
 
 log = logging.getLogger("vitrine.export")
 
@@ -227,7 +228,7 @@ class _CachedModel:
                 left.rename(replaced)
             else:
                 shutil.rmtree(left, ignore_errors=True)
-        log.info("exporting %s, once, to %s", self.model, self.folder)
+        log.info("exporting %s, once, to %s", printable(self.model), self.folder)
         options = (*self.options, *(("--revision", revision) if revision else ()))
         with TemporaryDirectory(prefix=".", dir=self.folder) as name:
             work = Path(name)

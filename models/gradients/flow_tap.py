@@ -109,7 +109,7 @@ class RecordingTap(Tap):
             projections = self.step(
                 f"{name}.rotated",
                 None,
-                lambda p: torch.cat(attention.rotate(p.split(widths, -1), inputs), -1),
+                lambda p: torch.cat(attention.rotate_projections(p.split(widths, -1), inputs), -1),
                 projections,
             )
 

@@ -161,7 +161,7 @@ class SelfAttention(nn.Module):
         """
         if inputs.first is not None:
             return self.out_proj(self._context_of_first(x, inputs))
-        q, k, v = self.rotate(self.project(x, inputs.scales), inputs)
+        q, k, v = self.rotate_projections(self.project(x, inputs.scales), inputs)
         bias = self.bias(q, k, inputs)
         if inputs.packed is not None:
             k, v = self.repeat(k), self.repeat(v)
@@ -242,7 +242,9 @@ class SelfAttention(nn.Module):
         grouped = x.unflatten(-1, (-1, 1, self.shape.width))  # (..., G, 1, K)
         return grouped.expand(*grouped.shape[:-2], repeats, -1).flatten(-3)
 
-    def rotate(self, projections: tuple[Tensor, ...], inputs: LayerInputs) -> tuple[Tensor, ...]:
+    def rotate_projections(
+        self, projections: tuple[Tensor, ...], inputs: LayerInputs
+    ) -> tuple[Tensor, ...]:
         """Return queries, keys and values, with queries and keys rotated by their positions.
 
         Shapes do not change. If `inputs` has no rotation, the projections are returned unchanged.

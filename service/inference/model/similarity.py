@@ -17,6 +17,7 @@ from service.inference.explain.terms import (
     explain_maxsim,
     explain_pooled,
     explain_sparse,
+    weigh,
 )
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import (
@@ -125,12 +126,12 @@ def _compare_pooled(
         vectors = truncate_and_normalize(vectors, None, normalize=True)
 
     @cache
-    def weigh(index: int) -> WeightedTokens:
+    def weighted_tokens(index: int) -> WeightedTokens:
         length = 1.0 if kind == "cosine" else float(np.linalg.norm(vectors[index]))
         return weigh(manifest, rows[index], tokens[index], length)
 
     def explain(query: int, document: int) -> Explanation:
-        return explain_pooled(weigh(query), weigh(document))
+        return explain_pooled(weighted_tokens(query), weighted_tokens(document))
 
     query_rows, document_rows = map(list, zip(*pairs, strict=True))
     queries = vectors[:1] if count == 1 else vectors[query_rows]

@@ -547,8 +547,10 @@ async def held(
         yield encoder, Pipeline(encoder, options, kind, source.copied)
 
 
-def test_highlights_keep_the_memory_limit(small_artifact: Artifact, output: Path) -> None:
-    limit = 2**20
+def test_highlights_keep_the_memory_limit(
+    small_artifact: Artifact, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit, count = 2**20, 8
     options = BulkOptions(
         inputs=("-",),
         output=output,
@@ -557,28 +559,42 @@ def test_highlights_keep_the_memory_limit(small_artifact: Artifact, output: Path
         highlight=2,
         max_memory=limit,
     )
+    most = 0
+
+    def counted(self: Pipeline, pending: Any) -> None:  # noqa: ANN401 - of another class
+        nonlocal most
+        start(self, pending)
+        most = max(most, len(self._in_flight))
+
+    start = Pipeline._start
+    monkeypatch.setattr(Pipeline, "_start", counted)
 
     def read(numbers: range) -> Iterator[Block]:
         for number in numbers:
-            text = " ".join(f"The cat sat on mat {number} {index}." for index in range(60))
+            text = " ".join(f"The cat sat on mat {number:02} {index}." for index in range(60))
             yield Block(number, 1, {"query": ["a cat"], "text": [text]})
 
-    async def peak() -> int:
+    async def run() -> int:
         async with held(options, "scores") as (encoder, pipeline):
+            task = asyncio.create_task(collected(pipeline, read(range(40))))
+            await eventually_async(lambda: encoder.started >= count)
             encoder.release.set()
-            # Objects that are made once are no records.
-            assert len([block async for block in pipeline.run(read(range(1)))]) == 1
+            assert len(await task) == 40
+            # One record alone: how much of several exists at a time depends on the threads.
             tracemalloc.start()
             try:
-                assert len([block async for block in pipeline.run(read(range(1, 41)))]) == 40
+                await collected(pipeline, read(range(40, 41)))
                 return tracemalloc.get_traced_memory()[1]
             finally:
                 tracemalloc.stop()
 
-    asyncio.run(peak())  # makes further objects that are made once
-    # Python's memory: texts, variants and their tokens. The limit bounds an estimate of it, and how
-    # many of them exist at a time depends on the threads. All in flight at once take 4 MiB.
-    assert asyncio.run(peak()) < 2 * limit
+    # Python's memory: the text, its variants and their tokens. The limit bounds an estimate of it.
+    assert count * asyncio.run(run()) < 2 * limit
+    assert most == count
+
+
+async def collected(pipeline: Pipeline, read: Iterator[Block]) -> list[EncodedBlock]:
+    return [block async for block in pipeline.run(read)]
 
 
 @pytest.mark.parametrize(("kind", "count"), [("dense", 16), ("chunks", 4)])
@@ -606,12 +622,9 @@ def test_texts_in_chunks_never_exceed_what_may_be_tokenised_at_once(
         async with held(options, kind) as (encoder, pipeline):
             read = blocks(*(f"{number:04} {'cat ' * 248}end" for number in range(30)))
             task = asyncio.create_task(collected(pipeline, read))
-            await eventually_async(lambda: encoder.started == count)
+            await eventually_async(lambda: encoder.started >= count)
             encoder.release.set()
             return len(await task)
-
-    async def collected(pipeline: Pipeline, read: Iterator[Block]) -> list[EncodedBlock]:
-        return [block async for block in pipeline.run(read)]
 
     assert asyncio.run(run()) == 30
     assert most == count * 1000
