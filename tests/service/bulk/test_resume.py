@@ -103,7 +103,7 @@ def report(_):
     if signals:
         os.kill(os.getpid(), signals.pop(0))
 
-command_line.reporting = lambda _: nullcontext(report)
+command_line.report_progress = lambda _: nullcontext(report)
 sys.exit(command_line.main())
 """
 
