@@ -51,6 +51,7 @@ def test_prometheus_configuration_is_valid(tmp_path: Path) -> None:
     promtool("check", "config", file)
 
 
+@pytest.mark.slow
 @needs_promtool
 def test_alert_rules_pass_their_promtool_tests() -> None:
     promtool("test", "rules", *ALERTS)

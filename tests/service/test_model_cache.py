@@ -94,6 +94,7 @@ def test_artifact_is_served_from_where_it_is(small_artifact: Artifact, cache: Pa
     assert not cache.exists()
 
 
+@pytest.mark.slow
 def test_folder_is_exported_once_and_again_when_a_file_changes(
     folder: Path, cache: Path, exports: list[Sequence[str]]
 ) -> None:
@@ -125,6 +126,7 @@ async def test_folder_of_a_family_is_served_with_the_vectors_of_sentence_transfo
     assert len(exports) == 1
 
 
+@pytest.mark.slow
 def test_other_version_of_the_export_exports_again(
     folder: Path, cache: Path, exports: list[Sequence[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,7 @@ def test_other_version_of_the_export_exports_again(
     assert len(exports) == 2
 
 
+@pytest.mark.slow
 def test_refresh_exports_again(folder: Path, cache: Path, exports: list[Sequence[str]]) -> None:
     path = find(folder, cache)
     (path / "model.weights").write_bytes(b"damaged")
@@ -143,6 +146,7 @@ def test_refresh_exports_again(folder: Path, cache: Path, exports: list[Sequence
     assert sorted(file.name for file in path.parent.iterdir()) == [path.name, "lock"]
 
 
+@pytest.mark.slow
 def test_artifact_of_an_interrupted_refresh_is_back_after_the_next_export(
     folder: Path, cache: Path, exports: list[Sequence[str]]
 ) -> None:
@@ -154,6 +158,7 @@ def test_artifact_of_an_interrupted_refresh_is_back_after_the_next_export(
     assert len(exports) == 2
 
 
+@pytest.mark.slow
 def test_hub_id_is_exported_once_and_then_needs_no_hub(
     folder: Path, cache: Path, hub: Hub, exports: list[Sequence[str]], tmp_path: Path
 ) -> None:
@@ -175,6 +180,7 @@ def test_hub_id_is_exported_once_and_then_needs_no_hub(
     assert len(exports) == 3
 
 
+@pytest.mark.slow
 def test_new_version_of_the_export_keeps_the_commit_of_a_hub_id(
     folder: Path,
     cache: Path,
@@ -190,6 +196,7 @@ def test_new_version_of_the_export_keeps_the_commit_of_a_hub_id(
     assert len(exports) == 2
 
 
+@pytest.mark.slow
 def test_download_goes_on_where_a_connection_was_cut(
     folder: Path,
     cache: Path,

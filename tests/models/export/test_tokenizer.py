@@ -516,6 +516,7 @@ def save_without_pooled_prompts(folder: Path, family: str, prompts: dict[str, st
     write_json(folder / "config_sentence_transformers.json", {"prompts": prompts})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "end"), [("bert", "[SEP]"), ("distilbert", "[PAD]"), ("qwen3", "<|im_end|>")]
 )

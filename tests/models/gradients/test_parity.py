@@ -178,6 +178,7 @@ def test_exported_artifact_passes_with_all_weights_equal(artifact: Artifact) -> 
     assert {file.name for file in result.files} == set(artifact.manifest.files)
 
 
+@pytest.mark.slow
 def test_every_weight_of_the_reference_model_is_compared(
     graph: bytes, model: ReferenceModel
 ) -> None:
@@ -238,6 +239,7 @@ def test_failures_name_the_weight_and_its_difference(
     assert all(line.startswith("tokens diverge from layers.3 on") for line in result.failures[2:])
 
 
+@pytest.mark.slow
 def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     heads = [
         DenseHead(16, 6, bias=False, activation="Tanh", residual=True),

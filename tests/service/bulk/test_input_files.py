@@ -115,6 +115,7 @@ def test_input_that_is_changed_after_it_was_read_is_an_error(
     assert encode(path).kept == rows_of(output).num_rows == 2
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_the_input_whatever_changes_between_and_in_runs(
     small_artifact: Artifact, tmp_path: Path
 ) -> None:

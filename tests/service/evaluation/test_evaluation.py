@@ -502,6 +502,7 @@ def test_models_without_vectors_are_refused(run: Evaluate, reranker: Artifact) -
         run(model=reranker.path)
 
 
+@pytest.mark.slow
 def test_evaluation_without_a_comparison_imports_no_package_that_it_does_not_need(
     collection: Path, small_artifact: Artifact, tmp_path: Path
 ) -> None:

@@ -93,6 +93,7 @@ def post(client: TestClient, artifact: Artifact, folder: Path, **others: Any) ->
     return client.post("/models/small", json=body)
 
 
+@pytest.mark.slow
 def test_worse_version_is_refused_and_a_better_one_served_under_load(
     serve: Callable[[Artifact], TestClient],
     small_artifact: Artifact,

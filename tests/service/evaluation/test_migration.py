@@ -58,12 +58,12 @@ def test_rotation_of_the_vectors_is_found_exactly() -> None:
 def test_affine_map_is_that_of_least_squares_and_others_keep_lengths(
     widths: tuple[int, int],
 ) -> None:
-    x = draw(2000, widths[0])
-    noise = np.random.default_rng(5).normal(size=(2000, widths[1]))
+    x = draw(700, widths[0])
+    noise = np.random.default_rng(5).normal(size=(700, widths[1]))
     y = x @ np.random.default_rng(6).normal(size=widths) + 0.3 + 0.01 * noise
     maps = fit_maps(x, y)
     expected = LinearRegression().fit(x, y)
-    np.testing.assert_allclose(maps["affine"](x), expected.predict(x), atol=2e-3)
+    np.testing.assert_allclose(maps["affine"](x), expected.predict(x), atol=5e-3)
     matrix = maps["orthogonal"].matrix
     small = matrix @ matrix.T if widths[1] <= widths[0] else matrix.T @ matrix
     np.testing.assert_allclose(small, np.eye(min(widths)), atol=1e-9)
