@@ -5,7 +5,7 @@ import json
 import os
 import threading
 import tracemalloc
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -497,18 +497,23 @@ def test_json_values_that_no_column_type_holds_are_copied_as_json(
 def test_blocks_without_new_texts_are_bounded_in_memory(
     encode: Encode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most = 0
-
-    def counted(self: Pipeline, pending: Any) -> None:  # noqa: ANN401 - of another class
-        nonlocal most
-        start(self, pending)
-        most = max(most, len(self._in_flight))
-
-    start = Pipeline._start
-    monkeypatch.setattr(Pipeline, "_start", counted)
+    in_flight = at_starts(monkeypatch, lambda pipeline: len(pipeline._in_flight))
     progress = encode(write_texts(tmp_path, [None] * 10_000 + ["same"] * 10_000))
     assert (progress.rows, progress.errors) == (20_000, 10_000)
-    assert most <= 17
+    assert max(in_flight) <= 17
+
+
+def at_starts(monkeypatch: pytest.MonkeyPatch, measure: Callable[[Pipeline], int]) -> Sequence[int]:
+    """Return a list, which grows by a number of the pipeline whenever it has started a block."""
+    numbers: list[int] = []
+
+    def measured(self: Pipeline, pending: Any) -> None:  # noqa: ANN401 - of another class
+        start(self, pending)
+        numbers.append(measure(self))
+
+    start = Pipeline._start
+    monkeypatch.setattr(Pipeline, "_start", measured)
+    return numbers
 
 
 class HeldEncoder(RecordEncoder):
@@ -559,15 +564,7 @@ def test_highlights_keep_the_memory_limit(
         highlight=2,
         max_memory=limit,
     )
-    most = 0
-
-    def counted(self: Pipeline, pending: Any) -> None:  # noqa: ANN401 - of another class
-        nonlocal most
-        start(self, pending)
-        most = max(most, len(self._in_flight))
-
-    start = Pipeline._start
-    monkeypatch.setattr(Pipeline, "_start", counted)
+    in_flight = at_starts(monkeypatch, lambda pipeline: len(pipeline._in_flight))
 
     def read(numbers: range) -> Iterator[Block]:
         for number in numbers:
@@ -590,7 +587,7 @@ def test_highlights_keep_the_memory_limit(
 
     # Python's memory: the text, its variants and their tokens. The limit bounds an estimate of it.
     assert count * asyncio.run(run()) < 2 * limit
-    assert most == count
+    assert max(in_flight) == count
 
 
 async def collected(pipeline: Pipeline, read: Iterator[Block]) -> list[EncodedBlock]:
@@ -608,15 +605,7 @@ def test_texts_in_chunks_never_exceed_what_may_be_tokenised_at_once(
     # A text in chunks counts four times towards the characters that `open_model` accepts.
     monkeypatch.setattr(bulk_pipeline, "_MAX_CHARS", 16_000)
     options = BulkOptions(inputs=("-",), output=output, model=small_artifact.path, threads=1)
-    most = 0
-
-    def counted(self: Pipeline, pending: Any) -> None:  # noqa: ANN401 - of another class
-        nonlocal most
-        start(self, pending)
-        most = max(most, self._chars_in_flight)
-
-    start = Pipeline._start
-    monkeypatch.setattr(Pipeline, "_start", counted)
+    chars = at_starts(monkeypatch, lambda pipeline: pipeline._chars_in_flight)
 
     async def run() -> int:
         async with held(options, kind) as (encoder, pipeline):
@@ -627,7 +616,7 @@ def test_texts_in_chunks_never_exceed_what_may_be_tokenised_at_once(
             return len(await task)
 
     assert asyncio.run(run()) == 30
-    assert most == count * 1000
+    assert max(chars) == count * 1000
 
 
 def test_skipped_blocks_do_not_wait_for_the_engine(small_artifact: Artifact, output: Path) -> None:
