@@ -200,12 +200,21 @@ def test_output_on_a_full_disk_is_one_sentence(
     assert capfd.readouterr().err == expected
 
 
-def test_error_of_a_file_is_not_said_to_be_of_the_output(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError(errno.ENOENT, "No such file", "a file"),
+        OSError(errno.EMFILE, "Too many open files"),
+    ],
+)
+def test_other_error_is_not_said_to_be_of_the_output(
+    error: OSError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def run(_: Sequence[str]) -> int:
-        raise FileNotFoundError(errno.ENOENT, "No such file", "a file")
+        raise error
 
     monkeypatch.setattr("service.provenance.bom", run)
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(type(error)):
         commands_of_vitrine.main(["bom", "model"])
 
 

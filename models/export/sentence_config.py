@@ -177,7 +177,9 @@ def overrides_of(artifact: Artifact) -> Overrides:
 
 @dataclass(frozen=True, kw_only=True)
 class _ModelFiles:
-    """What was read of a model folder; see `read_sentence_config`.
+    """A model folder, and the settings in it that the settings of each task depend on.
+
+    Further attributes are those of `read_sentence_config`.
 
     Attributes:
         modules: Class name and folder of each module; empty: no modules.json.
