@@ -1,5 +1,6 @@
 """Driving the debug page in a browser."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -143,6 +144,18 @@ def cells(page: Browser, caption: str) -> list[list[str]]:
         caption,
     )
     return rows
+
+
+def events(logging_browser: Browser) -> list[Json]:
+    """Return the events of its pages and their requests since the last call."""
+    entries = logging_browser.get_log("performance")  # type: ignore[no-untyped-call]
+    return [json.loads(entry["message"])["message"] for entry in entries]
+
+
+def check_console(logging_browser: Browser) -> None:
+    """Check that its console has neither errors nor warnings."""
+    for entry in logging_browser.get_log("browser"):  # type: ignore[no-untyped-call]
+        assert entry["level"] not in ("SEVERE", "WARNING"), entry
 
 
 def open_details(page: Browser) -> None:

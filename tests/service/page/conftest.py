@@ -81,18 +81,31 @@ def sparse_url(
     yield from served(sparse_encoder[1], hold)
 
 
-@pytest.fixture(scope="session")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+def started_browser(*logs: str) -> Iterator[Browser]:
     driver = shutil.which("chromedriver")
     if driver is None:
         pytest.skip("chromedriver is not installed: there is no browser to drive")
     options = webdriver.ChromeOptions()
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
+    for option in OPTIONS:
         options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    # Chromium without a user interface takes two thirds of the CPU time.
+    if shell := shutil.which("chromium-headless-shell"):
+        options.binary_location = shell
+    options.set_capability("goog:loggingPrefs", dict.fromkeys(logs, "ALL"))
     started = webdriver.Chrome(options=options, service=Service(executable_path=driver))
     yield started
     started.quit()
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    yield from started_browser()
+
+
+@pytest.fixture
+def logging_browser() -> Iterator[Browser]:
+    """A new browser that logs all requests and messages, see `events` and `check_console`."""
+    yield from started_browser("browser", "performance")
 
 
 @pytest.fixture

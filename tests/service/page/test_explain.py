@@ -1,6 +1,5 @@
 """The first answer: explanations by deletion, from a service without PyTorch and gradients."""
 
-import json
 import re
 from functools import partial
 from urllib.parse import urlencode, urlsplit
@@ -21,7 +20,9 @@ from tests.service.page.browsing import (
     Browser,
     Json,
     cells,
+    check_console,
     edit,
+    events,
     find,
     number,
     open_details,
@@ -495,23 +496,20 @@ def test_token_classifier_is_said_to_have_no_explanation(browser: Browser, plain
     assert not find(page, ".texts").is_displayed()
 
 
-def test_page_without_gradients_has_no_failing_requests(browser: Browser, plain_url: str) -> None:
-    browser.get_log("browser")  # type: ignore[no-untyped-call]
-    browser.get_log("performance")  # type: ignore[no-untyped-call]
-    page = opened(browser, plain_url, "embedding")
-    entries = page.get_log("performance")  # type: ignore[no-untyped-call]
-    events = [json.loads(entry["message"])["message"] for entry in entries]
+def test_page_without_gradients_has_no_failing_requests(
+    logging_browser: Browser, plain_url: str
+) -> None:
+    opened(logging_browser, plain_url, "embedding")
     responses = [
         event["params"]["response"]
-        for event in events
+        for event in events(logging_browser)
         if event["method"].endswith("eceived") and "response" in event["params"]
     ]
     answers = {urlsplit(own["url"]).path: own["status"] for own in responses}
     assert {"/score", "/debug"} <= answers.keys()
     assert {status for path, status in answers.items() if path} == {200}
     assert not [path for path in answers if path.startswith("/debug/") and "assets" not in path]
-    for entry in page.get_log("browser"):  # type: ignore[no-untyped-call]
-        assert entry["level"] not in ("SEVERE", "WARNING"), entry
+    check_console(logging_browser)
 
 
 def test_charts_are_absent_without_their_library(plain_url: str) -> None:

@@ -16,6 +16,7 @@ from tests.service.page.browsing import (
     CAT,
     FELINE,
     Browser,
+    events,
     find,
     open_page,
     post,
@@ -105,7 +106,7 @@ def test_picture_shows_the_result(page: Browser, exported: Export) -> None:
 
 
 def test_report_opens_without_a_service_and_requests_nothing(
-    page: Browser, url: str, exported: Export
+    page: Browser, url: str, exported: Export, logging_browser: Browser
 ) -> None:
     second_opinion(page)
     strike(page, "cat")
@@ -118,36 +119,31 @@ def test_report_opens_without_a_service_and_requests_nothing(
     run(page, "attribute")
     until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
     reports = [report, exported("attribute", "report")]
+    reader = logging_browser
+    reader.execute_cdp_cmd("Network.enable", {})
+    offline = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    reader.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
     for file in reports:
-        page.get("about:blank")
-        page.get_log("performance")  # type: ignore[no-untyped-call]
-        page.execute_cdp_cmd("Network.enable", {})
-        offline = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
-        page.execute_cdp_cmd("Network.emulateNetworkConditions", offline)
-        page.get(file.as_uri())
-        assert find(page, "h1").is_displayed()
-        entries = page.get_log("performance")  # type: ignore[no-untyped-call]
-        events = [json.loads(entry["message"])["message"] for entry in entries]
+        reader.get(file.as_uri())
+        assert find(reader, "h1").is_displayed()
         sent = [
             event["params"]["request"]["url"]
-            for event in events
+            for event in events(reader)
             if event["method"] == "Network.requestWillBeSent"
         ]
         assert [address for address in sent if not address.startswith("data:")] == [file.as_uri()]
         if file == report:
-            assert find(page, ".figure strong").text == figure
-            assert texts(page, ".chip") == chips
-            assert texts(page, "h2 ~ .outcome td") == moved
+            assert find(reader, ".figure strong").text == figure
+            assert texts(reader, ".chip") == chips
+            assert texts(reader, "h2 ~ .outcome td") == moved
         else:
-            assert find(page, ".chart svg").is_displayed()
-        record = json.loads(find(page, "#data").get_attribute("textContent") or "")
+            assert find(reader, ".chart svg").is_displayed()
+        record = json.loads(find(reader, "#data").get_attribute("textContent") or "")
         assert record["runs"][0]["response"]["tokens" if file != report else "explanations"]
-        assert "script" not in page.execute_script(
+        assert "script" not in reader.execute_script(
             "return [...document.querySelectorAll('[src], script:not([type]), link')]"
             ".map((e) => e.tagName.toLowerCase())"
         )
-        online = {**offline, "offline": False}
-        page.execute_cdp_cmd("Network.emulateNetworkConditions", online)
 
 
 def test_report_of_old_results_has_the_texts_that_they_are_of(

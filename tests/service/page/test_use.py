@@ -15,6 +15,8 @@ from tests.service.debug.held_worker import held
 from tests.service.page.browsing import (
     CAT,
     Browser,
+    check_console,
+    events,
     find,
     number,
     open_page,
@@ -191,22 +193,19 @@ def test_ctrl_enter_runs_and_tabs_move_by_the_keyboard(page: Browser, url: str) 
 
 
 def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
-    page: Browser, url: str
+    logging_browser: Browser, url: str
 ) -> None:
-    page.get_log("performance")  # type: ignore[no-untyped-call]
-    page.get_log("browser")  # type: ignore[no-untyped-call]
-    open_page(page, f"{url}/debug#tab=explain&run=1")
+    page = open_page(logging_browser, f"{url}/debug#tab=explain&run=1")
     run(page, "attribute")
     until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
-    entries = page.get_log("performance")  # type: ignore[no-untyped-call]
-    events = [json.loads(entry["message"])["message"] for entry in entries]
-    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    sent = [
+        event["params"] for event in events(page) if event["method"] == "Network.requestWillBeSent"
+    ]
     addresses = [urlsplit(request["request"]["url"]) for request in sent]
     hosts = {address.netloc for address in addresses if address.scheme.startswith(("http", "ws"))}
     assert hosts == {urlsplit(url).netloc}
     assert "/debug/assets/plotly.min.js" in {address.path for address in addresses}
-    for entry in page.get_log("browser"):  # type: ignore[no-untyped-call]
-        assert entry["level"] not in ("SEVERE", "WARNING"), entry
+    check_console(page)
 
 
 def test_page_of_several_models_links_to_the_page_of_each(
