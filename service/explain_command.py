@@ -85,6 +85,8 @@ def _explain(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Seque
         scores = model.score(*texts, explain=Deletion(by=by, of="both"))
         kind = scores.kind.replace("_", "-")
         return f"{kind} score {scores.scores[0]:.4f} ({manifest.name})", scores.deletions[0].texts
+    if len(texts) == 1 and not {"logits", "tags", "spans"}.intersection(manifest.outputs):
+        raise ValueError(f"{manifest.name} has no labels; give a second text, to score the two")
     pair = texts[0] if len(texts) == 1 else (texts[0], texts[1])
     labels = model.classify([pair], explain=Deletion(by=by))
     (best,) = labels.best_labels(1)[0]

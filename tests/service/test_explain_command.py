@@ -155,3 +155,10 @@ def test_model_without_scores_is_refused(
 ) -> None:
     assert commands.main(["explain", "a", "b", "--model", str(tagger.path)]) == 2
     assert "cannot" in capsys.readouterr().err
+
+
+def test_one_text_needs_a_model_with_labels(
+    capsys: pytest.CaptureFixture[str], small_artifact: Artifact
+) -> None:
+    assert commands.main(["explain", "a", "--model", str(small_artifact.path)]) == 2
+    assert "has no labels; give a second text" in capsys.readouterr().err
