@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import jsonschema_rs
 import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder
@@ -118,6 +119,36 @@ def test_vllm_scores_pairs_under_all_names_of_its_fields(
     assert cosines[1]["score"] < 1
     error = rerank_client.post("/vllm/score", json={"text_1": "w5", "text_2": ["w5"] * 9}).json()
     assert error["error"]["message"] == "9 documents; the limit is 8"
+
+
+@pytest.mark.parametrize(
+    ("names", "status"),
+    [
+        (["queries", "items"], 200),
+        (["text_1", "documents"], 200),
+        (["data_1", "data_2"], 200),
+        (["queries", "text_1", "text_2"], 400),
+        (["data_1", "items", "data_2"], 400),
+        (["text_2"], 400),
+        (["queries"], 400),
+    ],
+)
+def test_names_of_vllm_are_in_the_openapi_document_and_a_field_has_one(
+    rerank_client: TestClient, names: list[str], status: int
+) -> None:
+    body = dict.fromkeys(names, "w5")
+    response = rerank_client.post("/vllm/score", json=body)
+    assert response.status_code == status
+    document = rerank_client.get("/openapi.json").json()
+    schemas = {"components": document["components"]}
+    schema = {"$ref": "#/components/schemas/VLLMScoreRequest", **schemas}
+    assert jsonschema_rs.is_valid(schema, body) == (status == 200)
+    for name in names:
+        assert not jsonschema_rs.is_valid(schema, body | {name: 3})
+    if len(names) == 3:
+        error = response.json()["error"]
+        assert error["param"] in names
+        assert "are names of the same field" in error["message"]
 
 
 @pytest.mark.parametrize(
