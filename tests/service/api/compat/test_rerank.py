@@ -13,7 +13,13 @@ from transformers import pipeline
 
 from models.artifact import Artifact
 from service.app import create_app
-from service.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from service.settings import (
+    EngineSettings,
+    LimitSettings,
+    ModelSettings,
+    ServerSettings,
+    Settings,
+)
 from tests.service.api.posting import ask
 from tests.serving import serving
 
@@ -226,6 +232,24 @@ def test_tei_predict_mirrors_the_shape_of_its_inputs(
                 [line["score"] for line in lines], [line["score"] for line in wanted], rtol=1e-4
             )
             assert isinstance(actual[0], dict) == isinstance(expected[0], dict)
+
+
+def test_tei_predict_counts_a_pair_as_one_input(classifier: Artifact) -> None:
+    settings = Settings(
+        model=ModelSettings(path=classifier.path),
+        engine=EngineSettings(threads=1),
+        limits=LimitSettings(max_inputs=1),
+    )
+    classify = pipeline("text-classification", str(classifier.path / "source"), top_k=None)
+    expected = classify({"text": "w5 w6", "text_pair": "w33 w8"})
+    with serving(create_app(settings)) as client:
+        for inputs in (["w5 w6", "w33 w8"], [["w5 w6", "w33 w8"]]):
+            actual = ask(client, "/tei/predict", inputs=inputs)
+            labels = actual if isinstance(actual[0], dict) else actual[0]
+            assert [line["label"] for line in labels] == [line["label"] for line in expected]
+        two = client.post("/tei/predict", json={"inputs": [["w5"], ["w6"]]})
+    assert (two.status_code, two.json()["error_type"]) == (422, "Validation")
+    assert "batch size 2 > maximum allowed batch size 1" in two.json()["error"]
 
 
 @pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])
