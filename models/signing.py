@@ -11,6 +11,7 @@ https://github.com/secure-systems-lab/dsse/blob/v1.0.0/protocol.md
 """
 
 import base64
+import codecs
 import hashlib
 import json
 import re
@@ -186,7 +187,7 @@ def verify_signature(content: bytes, key: ec.EllipticCurvePublicKey) -> Signatur
 
 def _read(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        return file.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise KeyFileError(f"{file} cannot be read: {error.strerror}") from error
 

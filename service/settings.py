@@ -8,6 +8,7 @@ option `--group.name`.
 """
 
 import argparse
+import codecs
 import os
 import re
 import stat
@@ -344,7 +345,8 @@ def _read_keys(file: Path) -> tuple[ApiKey, ...]:
     try:
         if file.stat().st_mode & stat.S_IWOTH:
             raise ValueError(f"auth.keys_file: {file} is writable by others; run chmod o-w on it")
-        return TypeAdapter(tuple[ApiKey, ...]).validate_json(file.read_bytes())
+        content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
+        return TypeAdapter(tuple[ApiKey, ...]).validate_json(content)
     except OSError as error:
         raise OSError(f"auth.keys_file: {file} cannot be read: {error.strerror}") from None
     except ValidationError as error:

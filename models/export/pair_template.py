@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from models.export.model_folder import CheckpointError, ModelFolder, join
-from models.export.tokenizer_settings import CHAT_TEMPLATE, CONFIG
+from models.export.tokenizer_settings import CHAT_TEMPLATE, CONFIG, text_failures
 from models.manifest import PairTemplate
-from models.panics import panics_as_errors
 
 # Choices of `Overrides.pair_template` that are not names in `PUBLISHED`.
 CHAT, NONE = "chat", "none"
@@ -122,13 +121,18 @@ def published_limit(name: object, load_tokenizer: Callable[[], Any]) -> int | No
     Args:
         name: Choice of the template.
         load_tokenizer: Returns the tokenizer of transformers.
+
+    Raises:
+        CheckpointError: The tokenizer fails on the template.
     """
     if not isinstance(name, str) or name not in PUBLISHED:
         return None
     own, template = PUBLISHED[name].max_tokens, PUBLISHED[name].template
     if not template.splits_body:
         return own
-    fixed = load_tokenizer()([template.prefix, template.suffix], add_special_tokens=False)
+    tokenizer = load_tokenizer()
+    with text_failures(f"the tokenizer fails on the pair template {name}"):
+        fixed = tokenizer([template.prefix, template.suffix], add_special_tokens=False)
     return own + sum(map(len, fixed["input_ids"]))
 
 
@@ -264,11 +268,8 @@ def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # no
         pieces = (template.prefix, body, template.suffix)
         if rendered != "".join(pieces):
             raise CheckpointError("does not render all texts unchanged between fixed texts")
-        try:
-            with panics_as_errors("the tokenizers library"):
-                ids = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
-        except Exception as error:
-            raise CheckpointError(f"has a text on which the tokenizer fails: {error}") from error
+        with text_failures("has a text on which the tokenizer fails"):
+            ids = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
         whole, *apart = ids
         if whole != [token for part in apart for token in part]:
             raise CheckpointError("has a token that spans the border of a pair's texts")

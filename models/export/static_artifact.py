@@ -11,9 +11,9 @@ from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.parity import ParityCase, Results
 from models.export.sources import CheckpointSource
 from models.export.static import StaticModel
+from models.export.tokenizer_settings import text_failures
 from models.manifest import EMBEDDINGS, TABLE_ENGINE, Check, Graph, Manifest
 from models.packing import NO_ADAPTER, pack
-from models.panics import panics_as_errors
 
 # Lengths of random rows that are compared with PyTorch, in tokens.
 _LENGTHS = (1, 2, 3, 5, 8, 13, 13, 34, 128, 512, 2048)
@@ -33,11 +33,8 @@ def static_check(model: StaticModel, texts: Sequence[str], limit: int) -> Check:
         CheckpointError: The vectors of all texts are zero, or the tokenizer fails on a text.
     """
     rules = model.rules
-    try:
-        with panics_as_errors("the tokenizers library"):
-            encodings = model.tokenizer.encode_batch(list(texts))
-    except Exception as error:  # the library raises bare Exceptions
-        raise CheckpointError(f"the tokenizer fails on a text: {error}") from error
+    with text_failures():
+        encodings = model.tokenizer.encode_batch(list(texts))
     limit = min(limit, rules.max_tokens)
     rows = [
         [*rules.without_dropped(encoding.ids[:limit])] or [rules.filler] for encoding in encodings

@@ -16,7 +16,7 @@ from models.export.gliner_rows import check_tokenizer
 from models.export.model_folder import CheckpointError, ModelFolder, join, source_folder
 from models.export.sentence_config import SentenceConfig, overrides_of
 from models.export.token_rules import add_markers
-from models.export.tokenizer_settings import CONFIG, TOKENIZER
+from models.export.tokenizer_settings import CONFIG, TOKENIZER, text_failures
 from models.export.transformers_tokenizer import (
     TOKEN_FILES,
     check_random,
@@ -108,7 +108,8 @@ def _check_prompts(tokenizer: Tokenizer, reference: Any, config: SentenceConfig)
     """Raise CheckpointError if the end of a prompt counts otherwise in sentence-transformers."""
     added = tokenizer.get_added_tokens_decoder()
     for name, prompt in config.prompts.items():
-        ids = tokenizer.encode(prompt).ids if prompt else []
+        with text_failures(f"the tokenizer fails on the prompt {name!r}"):
+            ids = tokenizer.encode(prompt).ids if prompt else []
         if not ids:
             continue
         is_special = prompt_length(ids, added) < len(ids)
@@ -207,14 +208,11 @@ def _check_tokens(tokenizer: Tokenizer, reference: Any, name: str) -> None:  # n
     added = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
     texts = [*_TEXTS, *(f"{token} a {token}b {token}{token}" for token in added)]
     pairs = [*zip(texts, reversed(texts), strict=True)][: 2 * len(_TEXTS)]
-    try:
-        with panics_as_errors("the tokenizers library"):
-            expected = reference(texts, verbose=False)["input_ids"]
-            first, second = map(list, zip(*pairs, strict=True))
-            expected_pairs = reference(first, second, verbose=False)["input_ids"]
-            actual = [encoding.ids for encoding in tokenizer.encode_batch([*texts, *pairs])]
-    except Exception as error:
-        raise CheckpointError(f"{name}: the tokenizer fails on a text: {error}") from error
+    with text_failures(f"{name}: the tokenizer fails on a text"):
+        expected = reference(texts, verbose=False)["input_ids"]
+        first, second = map(list, zip(*pairs, strict=True))
+        expected_pairs = reference(first, second, verbose=False)["input_ids"]
+        actual = [encoding.ids for encoding in tokenizer.encode_batch([*texts, *pairs])]
     for text, ours, theirs in zip(
         [*texts, *pairs], actual, [*expected, *expected_pairs], strict=True
     ):

@@ -1,6 +1,11 @@
-"""Settings of a tokenizer that affect more than the tokens of a text."""
+"""Settings of a tokenizer that affect more than the tokens of a text, and its failures."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+from models.export.model_folder import CheckpointError
+from models.panics import panics_as_errors
 
 # Files of a tokenizer in the format of transformers.
 TOKENIZER = "tokenizer.json"
@@ -32,3 +37,13 @@ class TokenizerSettings:
     mask_or_end_token: str | None = None
     unweighted: tuple[str, ...] = ()
     unknown_id: int = -1
+
+
+@contextmanager
+def text_failures(message: str = "the tokenizer fails on a text") -> Iterator[None]:
+    """Raise errors and panics of the tokenizers library as `CheckpointError` with this message."""
+    try:
+        with panics_as_errors("the tokenizers library"):
+            yield
+    except Exception as error:  # the library raises bare Exceptions
+        raise CheckpointError(f"{message}: {error}") from error

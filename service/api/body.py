@@ -43,6 +43,7 @@ async def read_inputs(
     model: type[Model],
     field: str = "inputs",
     message: str = "{} inputs; the limit is {}",
+    members: type = int,
 ) -> Model:
     """Check the number of inputs in the body of a request, and return the validated body.
 
@@ -53,6 +54,7 @@ async def read_inputs(
         field: Field of the model that holds the inputs.
         message: Error message for too many inputs, with two `{}` placeholders: the number of inputs
             and the limit.
+        members: Type of the members of a list that is a single input, such as token ids.
 
     Raises:
         InvalidInput: There are more than `limits.max_inputs` inputs.
@@ -62,9 +64,8 @@ async def read_inputs(
 
     def check(body: dict[str, Any]) -> Model:
         inputs = body.get(field)
-        # Before validation, because pydantic would validate every input. A list of token ids is a
-        # single input.
-        if isinstance(inputs, list) and inputs and not isinstance(inputs[0], int):
+        # Before validation, because pydantic would validate every input.
+        if isinstance(inputs, list) and inputs and not isinstance(inputs[0], members):
             check_count(inputs, limits.max_inputs, field, message)
         return _validate(model, body)
 

@@ -121,7 +121,9 @@ class LabelDeletionOptions(_Options):
     """Options of an explanation of labels by deletion of units of texts."""
 
     label: str | None = Field(
-        None, description="Label whose score is explained; null: the best of each input"
+        None,
+        description="Label whose score is explained, the best of several with this name; null: the "
+        "best of each input",
     )
 
 

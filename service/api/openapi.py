@@ -104,7 +104,7 @@ def openapi(
         for model in models:
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
-            for name in ("inputs", "input", "texts", "documents", "query"):
+            for name in ("inputs", "input", "texts", "documents", "queries", "query"):
                 _limit_inputs(schema.get("properties", {}).get(name, {}), limits)
         document["components"].pop("securitySchemes", None)
         if needs_keys:

@@ -75,7 +75,10 @@ class ScoreTarget(StrictModel):
 
 
 class LabelTarget(StrictModel):
-    """Logit of a label, or its margin over the logit of the label `versus`."""
+    """Logit of a label, or its margin over the logit of the label `versus`.
+
+    Of several labels with the same name it is the one with the largest logit.
+    """
 
     type: Literal["label"]
     label: str | None = Field(None, description="Null: the label with the largest logit")
@@ -228,30 +231,34 @@ async def _resolve(call: Call, target: Target, row: InputRow) -> ResolvedTarget:
 
 async def _labels(model: Model, target: LabelTarget, row: InputRow) -> list[int]:
     """Return the indices of a label, or of the predicted one, and of `versus` if there is one."""
-    if target.label is None:
-        index = int((await encode(model, [row]))[0].argmax())
+    choices = [_choices(model, target.label, "/target/label")]
+    if target.versus is not None:
+        choices.append(_choices(model, target.versus, "/target/versus"))
+    if all(len(own) == 1 for own in choices):
+        indices = [index for own in choices for index in own]
     else:
-        index = _label(model, target.label, "/target/label")
-    if target.versus is None:
-        return [index]
-    versus = _label(model, target.versus, "/target/versus")
-    if versus == index:
+        (logits,) = await encode(model, [row])
+        indices = [max(own, key=logits.__getitem__) for own in choices]
+    if len({*indices}) < len(indices):
         raise InvalidInput(
             "versus must be another label than label: the margin of a label over itself is 0",
             pointer="/target/versus",
         )
-    return [index, versus]
+    return indices
 
 
-def _label(model: Model, label: str, pointer: str) -> int:
+def _choices(model: Model, label: str | None, pointer: str) -> Sequence[int]:
+    """Return the indices of the labels with a name; None: of all labels."""
     labels = model.artifact.manifest.labels
+    if label is None:
+        return range(len(labels))
     if label not in labels:
         raise InvalidInput(
             f"unknown label; the model's labels: {', '.join(labels)}",
             code="unknown_label",
             pointer=pointer,
         )
-    return labels.index(label)
+    return [index for index, name in enumerate(labels) if name == label]
 
 
 def _entry(model: Model, spelling: str) -> int:

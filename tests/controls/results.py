@@ -603,8 +603,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "self._values[self.inputs[index]][1].argmax()",
-        "self._values[self.inputs[index]][1].argmin()",
+        "return int(logits.argmax())",
+        "return int(logits.argmin())",
         "tests/service/inference/model/test_label_deletions.py::"
         "test_the_explained_label_is_that_of_the_result_even_if_later_results_differ",
     ),

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
 from models.artifact import Artifact
 from models.manifest import MANIFEST, SIGNATURE, ArtifactError
@@ -52,6 +53,17 @@ def copy(small_artifact: Artifact, tmp_path: Path) -> Path:
 def signed(copy: Path, key: tuple[Path, Path]) -> Path:
     sign_folder(copy, key[0])
     return copy
+
+
+def test_key_files_may_begin_with_a_byte_order_mark(
+    key: tuple[Path, Path], certificate: Path, tmp_path: Path
+) -> None:
+    for name, file in (("key", key[0]), ("public", key[1]), ("certificate", certificate)):
+        (tmp_path / name).write_text(file.read_text(), encoding="utf-8-sig")
+    public = read_public_key(tmp_path / "public")
+    assert public == load_pem_public_key(key[1].read_bytes())
+    assert read_public_key(tmp_path / "certificate") == public
+    assert read_private_key(tmp_path / "key").public_key() == public
 
 
 def sign_folder(folder: Path, private: Path) -> str:

@@ -9,14 +9,14 @@ from models.export.families.family import (
     Family,
     MaskedLM,
     Settings,
-    read_number,
+    read_count,
     tensors,
 )
 
 
 def embedding_width(config: Settings) -> dict[str, int]:
     """Return the `EncoderConfig` field `embedding_width`: 0 if the width equals `hidden_size`."""
-    width = int(read_number(config, "embedding_size", 128))
+    width = read_count(config, "embedding_size", 128)
     return {"embedding_width": 0 if width == config["hidden_size"] else width}
 
 

@@ -163,7 +163,7 @@ def read_number(config: Settings, name: str, default: float) -> float:
             f"config.json: {name} has the invalid value {value!r}; it must be a number from 1e-30 "
             "to 1e30"
         )
-    return value
+    return float(value)  # torch takes no integers beyond 64 bits
 
 
 def read_count(config: Settings, name: str, default: int, largest: int = MAX_SIZE) -> int:

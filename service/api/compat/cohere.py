@@ -93,6 +93,7 @@ class CohereEmbedRequest(BaseModel):
         None, ge=1, description="Number of leading dimensions to keep; null: all"
     )
     max_tokens: None = Field(None, description="Not supported")
+    space: None = Field(None, description="Not supported here, but by the route /encode")
 
 
 class CohereEmbeddings(BaseModel):

@@ -53,7 +53,7 @@ async def rerank(request: Request, state: State) -> Response:
 )
 async def predict(request: Request, state: State) -> Response:
     """Return the score of each label for each text or pair of texts, best first."""
-    body = await read_request(request, state, PredictRequest)
+    body = await read_request(request, state, PredictRequest, members=str)
     inputs = non_empty(body.input_list())
     model, options = await named_model_with_options(request, state)
     candidates = None if body.parameters is None else body.parameters.candidates()

@@ -56,10 +56,14 @@ def route_options(summary: str, response: object, *bodies: type[BaseModel]) -> d
 
 
 async def read_request(
-    request: Request, state: AppState, model: type[Model], field: str = "inputs"
+    request: Request,
+    state: AppState,
+    model: type[Model],
+    field: str = "inputs",
+    members: type = int,
 ) -> Model:
     """Return the validated body of a request; see `read_inputs`."""
-    return await read_inputs(request, state, model, field, TOO_MANY)
+    return await read_inputs(request, state, model, field, TOO_MANY, members)
 
 
 async def named_model(request: Request, state: AppState) -> ServedModel:

@@ -78,6 +78,7 @@ class TruncationOptions(Truncation):
     """Prompt and truncation of the inputs."""
 
     prompt_name: PromptName = None
+    space: None = Field(None, description="Not supported here, but by the route /encode")
 
 
 class EmbedAllRequest(TruncationOptions):

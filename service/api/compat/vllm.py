@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from service.api.auth import require_scope
 from service.api.body import check_count, read_body, read_inputs
@@ -25,6 +25,7 @@ from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond
 from service.api.score_schemas import Texts
 from service.api.state import State
+from service.inference.errors import InvalidInput
 from service.inference.model.classification import Classification
 from service.inference.model.pair_scores import PairScores
 
@@ -48,13 +49,29 @@ class _RequestBody(BaseModel):
     truncate_prompt_tokens: None = Field(None, description="Not supported")
 
 
+# Names that vLLM accepts for each field.
+_NAMES = {
+    "queries": ("queries", "text_1", "data_1"),
+    "documents": ("documents", "items", "text_2", "data_2"),
+}
+
+
+def _declare_names(schema: dict[str, Any]) -> None:
+    """Add the other names of the fields to a JSON schema, which requires one name of each."""
+    for field, names in _NAMES.items():
+        schema["required"].remove(field)
+        schema["properties"] |= dict.fromkeys(names, schema["properties"][field])
+    choices = [[{"required": [name]} for name in names] for names in _NAMES.values()]
+    schema["allOf"] = [{"oneOf": choice} for choice in choices]
+
+
 class VLLMScoreRequest(_RequestBody):
     """Queries, and the documents to score them with."""
 
-    queries: Texts = Field(validation_alias=AliasChoices("queries", "text_1", "data_1"))
-    documents: Texts = Field(
-        validation_alias=AliasChoices("documents", "items", "text_2", "data_2")
-    )
+    model_config = ConfigDict(json_schema_extra=_declare_names)
+
+    queries: Texts = Field(validation_alias=AliasChoices(*_NAMES["queries"]))
+    documents: Texts = Field(validation_alias=AliasChoices(*_NAMES["documents"]))
     instruction: None = Field(None, description="Not supported here, but by the route /score")
     max_tokens_per_query: int | None = Field(
         None, ge=0, le=0, description="Not supported here, but by the route /rerank"
@@ -62,6 +79,16 @@ class VLLMScoreRequest(_RequestBody):
     max_tokens_per_doc: int | None = Field(
         None, ge=0, le=0, description="Not supported here, but by the route /rerank"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_two_names(cls, body: dict[str, Any]) -> dict[str, Any]:
+        for names in _NAMES.values():
+            own = [name for name in names if name in body]
+            if len(own) > 1:
+                message = f"{' and '.join(own)} are names of the same field; send one of them"
+                raise InvalidInput(message, pointer=f"/{own[1]}")
+        return body
 
 
 class VLLMClassifyRequest(_RequestBody):

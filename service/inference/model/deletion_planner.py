@@ -504,10 +504,12 @@ class DeletionPlanner:
         return self.labels[self._column_of(index)] if self.labels else None
 
     def _column_of(self, index: int) -> int:
-        """Return the index of the label of an input: several labels can have the same name."""
+        """Return the index of the label of an input: the best, or the best of the given name."""
+        logits = self._values[self.inputs[index]][1]
         if self.deletion.label is not None:
-            return self.labels.index(self.deletion.label)
-        return int(self._values[self.inputs[index]][1].argmax())
+            is_own = [name == self.deletion.label for name in self.labels]
+            logits = np.where(is_own, logits, -np.inf)
+        return int(logits.argmax())
 
     def _check(self, fits: bool) -> None:
         if not fits:

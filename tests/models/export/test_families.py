@@ -471,6 +471,8 @@ JINA_BERT = "modeling_bert.JinaBertModel"  # of which of the two variants, the p
         ("qwen3", {"rope_parameters": {"rope_theta": float("inf")}}, "Infinity is not a JSON num"),
         ("qwen3", {"rope_parameters": {"rope_theta": 1e31}}, "invalid value 1e.31; .* to 1e30"),
         ("qwen3", {"rope_parameters": {"rope_theta": 10**400}}, "rope_theta has the invalid value"),
+        ("electra", {"embedding_size": 16.5}, "embedding_size has the invalid value 16.5"),
+        ("electra", {"embedding_size": 2**70}, "embedding_size has the invalid value 1180591"),
         ("gemma3_text", {"sliding_window": None}, "sliding_window has the invalid value None"),
         ("gemma3_text", {"use_bidirectional_attention": "no"}, "has the invalid value 'no'"),
         ("gemma3_text", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar has the invalid"),
@@ -530,6 +532,14 @@ def test_model_of_another_kind_is_refused_with_the_field_name(
     edit_json(tmp_path / "config.json", **changes)
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
+
+
+def test_integers_beyond_64_bits_are_numbers(tmp_path: Path) -> None:
+    rope = {"rope_type": "linear", "rope_theta": 2.0**70, "factor": 2.0**64}
+    reference = save_checkpoint(tmp_path, "qwen3", rope_parameters=rope)
+    integers = {**rope, "rope_theta": 2**70, "factor": 2**64}
+    edit_json(tmp_path / "config.json", rope_parameters=integers)
+    assert_equals(load(tmp_path)[0].encoder, reference)
 
 
 def test_roformer_with_other_positions_is_refused(tmp_path: Path) -> None:

@@ -540,3 +540,15 @@ def test_prompt_that_ends_in_a_special_token_of_one_file_alone_is_refused(tmp_pa
     message = "the prompt 'query' ends in '<|im_start|>', a special token in tokenizer.json alone"
     with pytest.raises(CheckpointError, match=re.escape(message)):
         export(resolve(str(tmp_path)), tmp_path / "artifact")
+
+
+def test_tokenizer_that_fails_on_a_prompt_is_refused(tmp_path: Path) -> None:
+    sign = "\N{BLACK CHESS KING}"
+    save_without_pooled_prompts(tmp_path, "distilbert", {"query": sign})
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    # Only the sign has tokens, and neither it nor the unknown token is in the vocabulary.
+    content["normalizer"] = {"type": "Replace", "pattern": {"Regex": f"[^{sign}]"}, "content": ""}
+    content["model"] |= {"unk_token": "?"}
+    write_json(tmp_path / "tokenizer.json", content)
+    with pytest.raises(CheckpointError, match="the tokenizer fails on the prompt 'query': "):
+        export(resolve(str(tmp_path)), tmp_path / "artifact")

@@ -253,18 +253,36 @@ def test_conversions_with_a_chat_template_equal_sentence_transformers(tmp_path: 
     assert load(tmp_path, Overrides(pair_template="none"))[1].pair_template is None
 
 
-def test_tokenizer_that_panics_on_a_chat_template_is_refused(tmp_path: Path) -> None:
-    save_conversion(tmp_path, CHAT_TEMPLATE)
-    content = json.loads((tmp_path / "tokenizer.json").read_text())
-    content["normalizer"] = {"type": "Replace", "pattern": {"String": "\u200b"}, "content": ""}
+def make_panic(folder: Path) -> None:
+    """Let the tokenizer panic on each text with a "t" or a letter beyond ASCII."""
+    content = json.loads((folder / "tokenizer.json").read_text())
+    replaced = {"t": "\N{LATIN SMALL LETTER THORN}", "\u200b": ""}
+    steps = [
+        {"type": "Replace", "pattern": {"String": old}, "content": new}
+        for old, new in replaced.items()
+    ]
+    content["normalizer"] = {"type": "Sequence", "normalizers": steps}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
     last = max(token["id"] for token in content["added_tokens"]) + 1
     invisible = {"id": last, "content": "\u200b", "special": True, "normalized": True, **flags}
     content["added_tokens"].append(invisible)
-    write_json(tmp_path / "tokenizer.json", content)
+    write_json(folder / "tokenizer.json", content)
+
+
+def test_tokenizer_that_panics_on_a_chat_template_is_refused(tmp_path: Path) -> None:
+    save_conversion(tmp_path, CHAT_TEMPLATE)
+    make_panic(tmp_path)
     message = "the chat template has a text on which the tokenizer fails: .* panicked"
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
+
+
+def test_tokenizer_that_panics_on_a_published_template_is_refused(tmp_path: Path) -> None:
+    save_reranker(tmp_path, "tied")
+    make_panic(tmp_path)
+    message = "the tokenizer fails on the pair template mxbai-rerank-v2: .* panicked"
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path, Overrides(pair_template="mxbai-rerank-v2"))
 
 
 def test_language_model_without_a_purpose_is_refused(tmp_path: Path) -> None:

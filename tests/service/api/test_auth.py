@@ -139,6 +139,12 @@ def test_keys_of_the_environment_and_of_the_file_are_combined(tmp_path: Path) ->
     assert auth.all_keys()[1].scopes == ("encode",)
 
 
+def test_key_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = key_file(tmp_path)
+    file.write_text(file.read_text(), encoding="utf-8-sig")
+    assert [key.name for key in AuthSettings(keys_file=file).all_keys()] == ["app"]
+
+
 @pytest.mark.parametrize("mode", [0o602, 0o666])
 def test_key_file_writable_by_others_is_refused(tmp_path: Path, mode: int) -> None:
     auth = AuthSettings(keys_file=key_file(tmp_path, mode))

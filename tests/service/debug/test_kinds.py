@@ -1,7 +1,9 @@
 """Gradient routes of rerankers, classifiers, sparse encoders and multi-vector models."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from transformers import AutoModelForMaskedLM, AutoModelForSequenceClassificatio
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
+from models.manifest import MANIFEST
 from service.debug.routes import ROUTES
 from service.debug.target import TARGETS
 from service.inference.errors import InvalidInput
@@ -389,6 +392,27 @@ def test_served_values_that_differ_from_the_reference_model_add_a_warning(
         assert result["warnings"] == [
             "the served vectors differ from the reference model's vectors; see parity"
         ]
+
+
+def test_label_is_the_best_of_those_with_its_name(classifier: Artifact, tmp_path: Path) -> None:
+    folder = tmp_path / "same-names"
+    shutil.copytree(classifier.path, folder)
+    edit_json(folder / MANIFEST, labels=["same", "same", "other"])
+    oracle = AutoModelForSequenceClassification.from_pretrained(classifier.path / "source")
+    best = set()
+    with service_of(Artifact.load(folder)) as client:
+        for word in (7, 8, 9):
+            first, second, other = oracle(torch.tensor([[0, word, 2]])).logits[0].tolist()
+            best.add(second > first)
+            for names, value in (
+                ({"label": "same"}, max(first, second)),
+                ({"label": "other", "versus": "same"}, other - max(first, second)),
+            ):
+                target = {"type": "label", **names}
+                result = ask(client, "attribute", text=f"w{word}", target=target, method="saliency")
+                assert result["value"] == pytest.approx(value, rel=1e-3, abs=1e-5)
+                assert result["label"] == names["label"]
+    assert best == {False, True}
 
 
 KINDS = {"ranker": "reranker", "labeler": "classifier", "splade": "sparse", "colbert": "multi"}

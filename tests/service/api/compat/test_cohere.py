@@ -105,6 +105,7 @@ def test_truncate_selects_the_side_that_loses_tokens(
             "/embedding_types: int8 has no ranges for 16 normalised dimensions",
         ),
         ({"images": ["data:"]}, 422, "/images: "),
+        ({"space": "v1"}, 422, "/space: "),
         ({"inputs": [{"content": []}], "texts": None}, 422, "/inputs: "),
         ({"model": "embed-v4.0"}, 404, "/model: unknown model"),
     ],

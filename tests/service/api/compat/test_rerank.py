@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
+import jsonschema_rs
 import numpy as np
 import pytest
 from sentence_transformers import CrossEncoder
@@ -12,7 +13,13 @@ from transformers import pipeline
 
 from models.artifact import Artifact
 from service.app import create_app
-from service.settings import EngineSettings, ModelSettings, ServerSettings, Settings
+from service.settings import (
+    EngineSettings,
+    LimitSettings,
+    ModelSettings,
+    ServerSettings,
+    Settings,
+)
 from tests.service.api.posting import ask
 from tests.serving import serving
 
@@ -121,6 +128,36 @@ def test_vllm_scores_pairs_under_all_names_of_its_fields(
 
 
 @pytest.mark.parametrize(
+    ("names", "status"),
+    [
+        (["queries", "items"], 200),
+        (["text_1", "documents"], 200),
+        (["data_1", "data_2"], 200),
+        (["queries", "text_1", "text_2"], 400),
+        (["data_1", "items", "data_2"], 400),
+        (["text_2"], 400),
+        (["queries"], 400),
+    ],
+)
+def test_names_of_vllm_are_in_the_openapi_document_and_a_field_has_one(
+    rerank_client: TestClient, names: list[str], status: int
+) -> None:
+    body = dict.fromkeys(names, "w5")
+    response = rerank_client.post("/vllm/score", json=body)
+    assert response.status_code == status
+    document = rerank_client.get("/openapi.json").json()
+    schemas = {"components": document["components"]}
+    schema = {"$ref": "#/components/schemas/VLLMScoreRequest", **schemas}
+    assert jsonschema_rs.is_valid(schema, body) == (status == 200)
+    for name in names:
+        assert not jsonschema_rs.is_valid(schema, body | {name: 3})
+    if len(names) == 3:
+        error = response.json()["error"]
+        assert error["param"] in names
+        assert "are names of the same field" in error["message"]
+
+
+@pytest.mark.parametrize(
     ("path", "fields", "message"),
     [
         ("score", {"text_1": "w5", "text_2": ["w5", 3]}, "text_2/1: Input should be"),
@@ -195,6 +232,24 @@ def test_tei_predict_mirrors_the_shape_of_its_inputs(
                 [line["score"] for line in lines], [line["score"] for line in wanted], rtol=1e-4
             )
             assert isinstance(actual[0], dict) == isinstance(expected[0], dict)
+
+
+def test_tei_predict_counts_a_pair_as_one_input(classifier: Artifact) -> None:
+    settings = Settings(
+        model=ModelSettings(path=classifier.path),
+        engine=EngineSettings(threads=1),
+        limits=LimitSettings(max_inputs=1),
+    )
+    classify = pipeline("text-classification", str(classifier.path / "source"), top_k=None)
+    expected = classify({"text": "w5 w6", "text_pair": "w33 w8"})
+    with serving(create_app(settings)) as client:
+        for inputs in (["w5 w6", "w33 w8"], [["w5 w6", "w33 w8"]]):
+            actual = ask(client, "/tei/predict", inputs=inputs)
+            labels = actual if isinstance(actual[0], dict) else actual[0]
+            assert [line["label"] for line in labels] == [line["label"] for line in expected]
+        two = client.post("/tei/predict", json={"inputs": [["w5"], ["w6"]]})
+    assert (two.status_code, two.json()["error_type"]) == (422, "Validation")
+    assert "batch size 2 > maximum allowed batch size 1" in two.json()["error"]
 
 
 @pytest.mark.parametrize("function", ["sigmoid", "softmax", "none"])

@@ -316,6 +316,17 @@ def test_fields_that_it_does_not_know_are_ignored(client: TestClient) -> None:
     assert ask(client, "/embed", inputs=CAT, raw_scores=True)
 
 
+def test_space_is_refused_because_vectors_would_be_of_the_models_own(client: TestClient) -> None:
+    sentences = {"source_sentence": CAT, "sentences": [CAT]}
+    for path, fields, pointer in (
+        ("embed", {"inputs": CAT, "space": "v1"}, "/space"),
+        ("embed_all", {"inputs": CAT, "space": "v1"}, "/space"),
+        ("similarity", {"inputs": sentences, "parameters": {"space": "v1"}}, "/parameters/space"),
+    ):
+        response = client.post(f"/tei/{path}", json=fields)
+        assert (response.status_code, response.text) == (422, f"{pointer}: Input should be None")
+
+
 @pytest.mark.parametrize(
     ("given", "status", "kind", "message"),
     [

@@ -97,13 +97,15 @@ def test_the_best_of_labels_with_the_same_name_is_explained(
 ) -> None:
     folder = tmp_path / "same-names"
     shutil.copytree(classifier.path, folder)
-    edit_json(folder / MANIFEST, labels=["same"] * 3)
-    inputs = ["w5 w9", "w40 cat", "not w6", "w21"]
+    edit_json(folder / MANIFEST, labels=["same", "same", "other"])
+    inputs = ["w5 w9", "w40 cat", "w8", "w21"]
     with vitrine.SyncModel(folder, vitrine.ModelOptions(threads=1)) as model:
-        result = model.classify(inputs, explain=vitrine.Deletion())
-    wholes = [result.deletions[index].texts[0].whole for index in range(len(inputs))]
-    assert wholes == result.scores.max(axis=1).tolist()
-    assert {*result.scores.argmax(axis=1)} - {0}
+        best = model.classify(inputs, explain=vitrine.Deletion())
+        named = model.classify(inputs, explain=vitrine.Deletion(label="same"))
+    for result, columns in ((best, [0, 1, 2]), (named, [0, 1])):
+        wholes = [result.deletions[index].texts[0].whole for index in range(len(inputs))]
+        assert wholes == result.scores[:, columns].max(axis=1).tolist()
+    assert {*best.scores[:, :2].argmax(axis=1)} == {0, 1}
 
 
 @pytest.mark.parametrize(
