@@ -65,13 +65,13 @@ class Journal:
 
     Attributes:
         finished: The finished parts of all shards, by number.
-        rows: Number of rows of the whole output; None: not all parts are finished.
+        input_rows: Number of records of the input; None: no run or shard has been completed.
         joined: SHA-256 of the files that replace all parts, by name; None: there are none.
     """
 
     def __init__(self, folder: Path, file: BinaryIO) -> None:
         self.finished: dict[int, FinishedPart] = {}
-        self.rows: int | None = None
+        self.input_rows: int | None = None
         self.joined: Mapping[str, str] | None = None
         self._folder = folder
         self._file = file
@@ -81,10 +81,16 @@ class Journal:
         self._append({"part": asdict(part)})
         self.finished[part.number] = part
 
+    @property
+    def rows(self) -> int | None:
+        """Number of rows of the whole output; None: not all parts are finished."""
+        finished = sum(part.rows for part in self.finished.values())
+        return finished if finished == self.input_rows else None
+
     def complete(self, rows: int) -> None:
-        """Record that all parts are finished."""
+        """Record the number of records of the input, all of which were read."""
         self._append({"rows": rows})
-        self.rows = rows
+        self.input_rows = rows
 
     def join(self, files: Mapping[str, str]) -> None:
         """Record the files that replace all parts."""
@@ -106,7 +112,7 @@ class Journal:
             if "part" in line:
                 part = FinishedPart(**line["part"])
                 self.finished[part.number] = part
-            self.rows = line.get("rows", self.rows)
+            self.input_rows = line.get("rows", self.input_rows)
             self.joined = line.get("joined", self.joined)
 
     def drop_damaged(self) -> None:
@@ -115,8 +121,6 @@ class Journal:
         Raises:
             OptionError: In place of a file there is a link, or another thing than a file.
         """
-        if self.rows != sum(part.rows for part in self.finished.values()):
-            self.rows = None  # the journal of a shard was removed
         if self.joined is not None:
             if self.rows is not None and not self._problems(self.joined):
                 return
@@ -125,7 +129,6 @@ class Journal:
             if problems := self._problems(part.files):
                 log.warning("%s; its rows are encoded again", problems[0])
                 del self.finished[part.number]
-                self.rows = None
 
     def check_files(self, parts: Iterable[FinishedPart]) -> None:
         """Check the files of parts at the end of a job, which another process may have changed.
