@@ -34,6 +34,7 @@ _JOURNAL = re.compile(r"_journal(-\d+-of-(?P<count>\d+))?")
 _FILE = re.compile(r"(part-\d{5,}|embeddings)\.(parquet|jsonl|npy)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COUNTS = ("number", "rows", "tokens", "truncated", "errors")
+_SHARE_WORK = "wait for it, or let several processes share the work with --shard 1/2, --shard 2/2"
 
 
 @dataclass(frozen=True)
@@ -224,6 +225,19 @@ def check_unlocked(folder: Path, shard: tuple[int, int]) -> None:
 
 
 @contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process.
+
+    Raises:
+        OptionError: In place of the lock there is a link, or another thing than a file.
+        BulkError: Another process writes to the folder.
+    """
+    with _open(folder / _LOCK, "ab") as file:
+        _lock(file, folder, is_shared=False, remedy="wait for it, or choose another folder")
+        yield
+
+
+@contextmanager
 def open_journal(
     folder: Path, settings: Mapping[str, object], shard: tuple[int, int]
 ) -> Iterator[Journal]:
@@ -269,15 +283,12 @@ def _name(shard: tuple[int, int]) -> str:
     return "_journal" if count == 1 else f"_journal-{index}-of-{count}"
 
 
-def _lock(file: BinaryIO, folder: Path, *, is_shared: bool) -> None:
+def _lock(file: BinaryIO, folder: Path, *, is_shared: bool, remedy: str = _SHARE_WORK) -> None:
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise BulkError(
-            f"another process writes to {folder}; wait for it, or let several processes share the "
-            "work with --shard 1/2, --shard 2/2"
-        ) from None
+        raise BulkError(f"another process writes to {folder}; {remedy}") from None
 
 
 def _drop_torn_line(file: BinaryIO) -> None:
