@@ -136,7 +136,11 @@ def _values(name: str, column: pa.Array) -> list[Any]:
 
 
 def to_python(values: pa.Array) -> list[Any]:
-    """Return the values of a column; times with nanoseconds, which Python lacks, are texts."""
+    """Return the values of a column; times with nanoseconds, which Python lacks, are texts.
+
+    Raises:
+        ArrowInvalid: A duration has nanoseconds.
+    """
     type_ = _python_type(values.type)
     if type_ == values.type:
         return list(values.to_pylist())
@@ -146,8 +150,12 @@ def to_python(values: pa.Array) -> list[Any]:
     return list(texts.to_pylist())
 
 
+# Durations would be those of pandas where it is installed, which have other texts.
+_PYTHON_TYPES = {pa.time64("ns"): pa.string(), pa.duration("ns"): pa.duration("us")}
+
+
 def _python_type(type_: pa.DataType) -> pa.DataType:
-    return pa.string() if type_ == pa.time64("ns") else with_fields(type_, _python_type)
+    return _PYTHON_TYPES.get(type_) or with_fields(type_, _python_type)
 
 
 def _has_vectors(column: pa.Array) -> bool:

@@ -8,7 +8,7 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -509,6 +509,19 @@ def test_times_of_json_lines_are_in_iso_8601_with_seconds_of_the_zone(
     row = json.loads((output / "part-00000.jsonl").read_text())
     assert row["time"] == local.isoformat()
     assert datetime.fromisoformat(row["time"]) == local
+
+
+def test_durations_are_texts_of_python_whether_pandas_is_installed_or_not(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    values = pa.array([86_400_000_000_000, 1500, 1_000, -1_000_000_000], pa.duration("ns"))
+    pq.write_table(pa.table({"text": ["x"] * 4, "time": values}), tmp_path / "a.parquet")
+    encode(tmp_path / "a.parquet", columns=("time",), template="{time}", format="jsonl")
+    rows = [json.loads(line) for line in (output / "part-00000.jsonl").read_text().splitlines()]
+    expected = [timedelta(days=1), None, timedelta(microseconds=1), timedelta(seconds=-1)]
+    assert [row["time"] for row in rows] == [value and str(value) for value in expected]
+    assert "would lose data" in rows[1]["error"]
+    assert [row["error"] is None for row in rows] == [True, False, True, True]
 
 
 @pytest.mark.parametrize("text", [pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str)
