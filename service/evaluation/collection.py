@@ -170,16 +170,23 @@ def _write(target: Path, content: str, columns: Iterable[list[list[str]]]) -> li
     Raises:
         OptionError: The file has other texts, and there are vectors of them.
     """
-    if not (target.exists() and target.with_suffix("").exists()):  # the folder of their vectors
+    has_vectors = target.with_suffix("").exists()
+    if not target.exists() or (_content(target) is not None and not has_vectors):
         write_table(target, _SCHEMA.with_metadata({CONTENT: content}), columns)
-    with reading_errors(str(target)):  # a file of an earlier run
-        table = pq.ParquetFile(native_file(target)).read(["id"])
-    if (table.schema.metadata or {}).get(CONTENT) != content.encode():
+    if _content(target) != content.encode():
         raise OptionError(f"{target} has other texts than those given; choose another folder")
-    ids: list[str] = table.column(0).to_pylist()
+    with reading_errors(str(target)):
+        ids: list[str] = pq.ParquetFile(native_file(target)).read(["id"]).column(0).to_pylist()
     if not ids:
         raise BulkError(f"{target} has no texts; give a file that has some")
     return ids
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the hash in a file of texts; None: it is not of an evaluation."""
+    with reading_errors(str(path)):
+        metadata: dict[bytes, bytes] | None = pq.read_schema(native_file(path)).metadata
+    return (metadata or {}).get(CONTENT)
 
 
 def write_table(path: Path, schema: pa.Schema, columns: Iterable[Sequence[Any]]) -> None:

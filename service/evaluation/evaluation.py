@@ -271,7 +271,7 @@ def _write_pairs(options: EvaluationOptions, texts: JudgedTexts, rankings: Ranki
     best = {query: list(own)[: options.rerank_top] for query, own in rankings.items()}
     own = hashlib.sha256(orjson.dumps(best, option=orjson.OPT_SORT_KEYS)).hexdigest()
     schema = _PAIRS.with_metadata({_RANKINGS: own})
-    if not (target.exists() and target.with_suffix("").exists()):  # the folder of their scores
+    if not target.exists():
         write_table(target, schema, _pairs(texts, best))
     with reading_errors(str(target)):  # a file of an earlier run
         written = pq.read_schema(native_file(target))

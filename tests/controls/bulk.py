@@ -40,7 +40,7 @@ GUARDS = (
     ),
     Guard(
         "service/evaluation/collection.py",
-        "    if (table.schema.metadata or {}).get(CONTENT) != content.encode():\n",
+        "    if _content(target) != content.encode():\n",
         "    if False:\n",
         f"{_E}test_evaluation.py::test_folder_of_other_settings_or_texts_is_refused",
     ),

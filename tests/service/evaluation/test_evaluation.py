@@ -464,6 +464,16 @@ def test_files_that_were_refused_may_be_corrected(
     assert run(files=files) == results
 
 
+def test_file_of_the_user_in_the_folder_is_not_replaced(run: Evaluate, tmp_path: Path) -> None:
+    corpus = tmp_path / "output" / "documents.parquet"
+    corpus.parent.mkdir()
+    pq.write_table(pa.table({"id": ["a"], "text": ["one"], "own": [1]}), corpus)
+    before = corpus.read_bytes()
+    with pytest.raises(OptionError, match=r"documents.parquet has other texts"):
+        run(files=CollectionFiles(corpus, corpus, None))
+    assert corpus.read_bytes() == before
+
+
 def test_second_process_on_a_folder_is_refused(run: Evaluate, tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.mkdir()
