@@ -19,6 +19,7 @@ import pytest
 
 from models.artifact import Artifact
 from service.bulk import job, parts
+from service.bulk.command_line import main
 from service.bulk.options import BulkError, OptionError
 from tests.eventually import eventually
 from tests.models.checkpoints import edit_json
@@ -584,6 +585,14 @@ def test_shards_refuse_standard_input_with_another_number_of_records(
     stdin[0] = b"".join(lines[:1000])
     assert encode("-", shard=(2, 2), **settings).is_complete
     assert encode("-", **settings).kept == 1000
+
+
+def test_shard_without_parts_says_so(
+    small_artifact: Artifact, texts: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(texts), str(output), "--model", str(small_artifact.path), "--shard", "9/9"]
+    assert main(words) == 0
+    assert capsys.readouterr().err.startswith("vitrine-encode: 0 rows encoded, ")
 
 
 def test_complete_job_of_standard_input_takes_no_more_records_when_a_part_is_lost(
