@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from io import TextIOWrapper
 from pkgutil import resolve_name
 
@@ -35,7 +36,7 @@ _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb and return its exit status."""
+    """Run the verb of a command line and return its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         "vitrine", epilog="vitrine COMMAND --help lists the options of a command."
@@ -43,13 +44,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     verbs = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, summary) in COMMANDS.items():
         verbs.add_parser(name, help=summary, add_help=False)
-    function, _ = COMMANDS[parser.parse_args(words[:1]).command]
+    return run(parser.parse_args(words[:1]).command, words[1:])
+
+
+def run(verb: str, arguments: Sequence[str] | None = None) -> int:
+    """Run a verb and return its exit status."""
+    function, _ = COMMANDS[verb]
     _prepare_streams()
     try:
         gc.disable()  # imports make many objects, and no garbage that is worth a collection
-        run = resolve_name(function)
+        command = resolve_name(function)
         gc.enable()
-        status: int = run(words[1:])
+        status: int = command(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # as in shells
@@ -59,13 +65,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in _CANNOT_WRITE:
             raise
-        print(
-            f"vitrine {words[0]}: the output cannot be written: {error.strerror}", file=sys.stderr
-        )
+        print(f"vitrine {verb}: the output cannot be written: {error.strerror}", file=sys.stderr)
     else:
         return status
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes at its end
     return 1
+
+
+# Scripts with names of their own.
+serve, encode, export = (partial(run, verb) for verb in ("serve", "encode", "export"))
 
 
 def _prepare_streams() -> None:

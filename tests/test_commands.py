@@ -50,6 +50,7 @@ OTHERS = {
     ),
     *("kubectl", "ls", "pip", "printf", "serve"),
 }
+SCRIPTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
 TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 
 
@@ -126,11 +127,27 @@ def test_make_has_the_targets_that_texts_name() -> None:
 
 
 def test_commands_are_verbs_of_one_command_and_have_old_names() -> None:
-    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    assert pkgutil.resolve_name(scripts.pop("vitrine")) is commands_of_vitrine.main
-    verbs = {f"vitrine-{verb}": function for verb, (function, _) in VERBS.items()}
-    assert scripts == {name: verbs[name] for name in scripts}
-    assert {*scripts} == {"vitrine-serve", "vitrine-export", "vitrine-encode"}
+    assert pkgutil.resolve_name(SCRIPTS["vitrine"]) is commands_of_vitrine.main
+    assert {*SCRIPTS} == {"vitrine", "vitrine-serve", "vitrine-export", "vitrine-encode"}
+
+
+@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "vitrine"])
+def test_old_name_of_a_command_is_its_verb(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run(arguments: Sequence[str]) -> int:
+        print(*arguments, flush=True)
+        return 7
+
+    command = pkgutil.resolve_name(SCRIPTS[name])
+    monkeypatch.setattr(MODULES[name].replace(":", "."), run)
+    monkeypatch.setattr(sys, "argv", [name, "model", "--help"])
+    assert command() == 7
+    assert capfd.readouterr().out == "model --help\n"
+    with open("/dev/full", "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert command() == 1
+    assert "the output cannot be written" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("verb", VERBS)

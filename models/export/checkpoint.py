@@ -362,7 +362,7 @@ def _read_config(
         if not is_valid:
             raise CheckpointError(f"{name}: {keys[field]} has the invalid value {value!r}")
     changes = {**family.constants, **family.derived({**family.defaults, **config})}
-    changes = _positions(family, values, changes, length) | changes
+    changes |= _positions(family, values, changes, length)
     activation = {**values, **changes}["activation"]
     if activation not in ACTIVATIONS:
         raise CheckpointError(
@@ -381,12 +381,13 @@ def _positions(
 ) -> dict[str, Any]:
     """Return the field `max_positions` if rows may be longer than config.json says.
 
-    As in sentence-transformers, they may in a model without a table of positions.
+    As in sentence-transformers, they may in a model without a table of positions, up to the number
+    that the family derives, beyond which the network cannot compute it.
     """
     if changes.get("position_embeddings", True) or family.fixed:
         return {}
-    limit = values.get("max_positions", 0)
-    return {"max_positions": max(limit, min(length, _LARGEST["max_positions"]))}
+    longest = max(values.get("max_positions", 0), min(length, _LARGEST["max_positions"]))
+    return {"max_positions": min(longest, changes.get("max_positions", longest))}
 
 
 def _family(model_type: str, classes: Sequence[str]) -> Family:

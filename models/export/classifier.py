@@ -93,12 +93,11 @@ def read_activation(
     Raises:
         CheckpointError: The saved activation is not supported.
     """
-    nested = config.get("sentence_transformers")
-    own = (
-        of_sentence_transformers
-        or (nested.get("activation_fn") if isinstance(nested, dict) else None)
-        or config.get("sbert_ce_default_activation_function")
-    )
+    own, nested = of_sentence_transformers, config.get("sentence_transformers")
+    if own is None and isinstance(nested, dict) and "activation_fn" in nested:
+        own = nested["activation_fn"]  # null too: sentence-transformers ignores the old name then
+    elif own is None:
+        own = config.get("sbert_ce_default_activation_function")
     if own is not None:
         if str(own) not in _ACTIVATIONS:
             raise CheckpointError(

@@ -4,7 +4,8 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,8 @@ _OTHER_WEIGHTS = {
     "*.gguf": ("GGUF", _ORIGINAL),
     "*.onnx": ("ONNX", _ORIGINAL),
 }
+# Config of a LoRA adapter.
+ADAPTER_CONFIG = "adapter_config.json"
 # Config of a GLiNER model, and what to do where its weights are pickles, or files are missing.
 GLINER_CONFIG = "gliner_config.json"
 _GLINER_PICKLES = (
@@ -129,14 +132,32 @@ def resolve_locally(model: str) -> CheckpointSource | None:
 
 
 def content_sha256(folder: Path) -> str:
-    """Return the SHA-256 of all files of a model folder that an export may read.
+    """Return the SHA-256 of all files that an export of a model folder may read.
 
-    The base model of an adapter is elsewhere, and not part of it.
+    The base model of an adapter is part of it, unless it is on the hub.
     """
-    parents = _folders(folder)
-    files = sorted({file for each in parents for name in _FILES for file in each.glob(name)})
-    digests = [f"{file.relative_to(folder)} {sha256(file)}" for file in files if file.is_file()]
+    digests = list(_digests(folder, _folders(folder)))
+    for base in _local_bases(folder):
+        digests += _digests(base, [base])
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _digests(folder: Path, parents: Iterable[Path]) -> Iterator[str]:
+    files = sorted({file for each in parents for name in _FILES for file in each.glob(name)})
+    for file in files:
+        if file.is_file():
+            yield f"{file.relative_to(folder)} {sha256(file)}"
+
+
+def _local_bases(folder: Path) -> Iterator[Path]:
+    """Yield the folders of the base models of adapters; invalid ones stop the export."""
+    for parent in _folders(folder):
+        with suppress(OSError, ValueError, SourceError):
+            config = json.loads((parent / ADAPTER_CONFIG).read_bytes())
+            base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
+            source = resolve_locally(base) if isinstance(base, str) and base else None
+            if source is not None:
+                yield source.folder
 
 
 def _folders(folder: Path) -> Iterator[Path]:
@@ -166,7 +187,7 @@ def _check_files(folder: Path) -> None:
                     f"{folder} has weights as {format_name}, and no safetensors; {remedy}"
                 )
     # Static models of sentence-transformers have modules.json alone.
-    configs = ("config.json", "adapter_config.json", "modules.json", GLINER_CONFIG)
+    configs = ("config.json", ADAPTER_CONFIG, "modules.json", GLINER_CONFIG)
     if not any(map(has, configs)):
         raise SourceError(
             f"{folder} is no model folder: it has no config.json; save a model there with "

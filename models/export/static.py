@@ -5,10 +5,12 @@ truncates long texts by characters first, then by tokens, as config.json says. s
 counts unknown tokens, and truncates as tokenizer.json says.
 
 A folder with config.json beside the table is one of Model2Vec, although it lists modules of
-sentence-transformers too, and is read as by Model2Vec.
+sentence-transformers too, and is read as by Model2Vec. A table with the name that
+sentence-transformers gives it is not, whatever other config.json is there.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -27,6 +29,8 @@ from models.export.transformers_tokenizer import check_random, read_tokenizer_fi
 from models.manifest import SimilarityName, TokenRules
 
 _MODULE = "StaticEmbedding"
+# Name of its table.
+_WEIGHT = "embedding.weight"
 # Maximum length of a text that is not truncated, in tokens: the largest that a manifest can have.
 _NO_LIMIT = 2**20
 # Defaults of Model2Vec.
@@ -82,7 +86,8 @@ def read_static(folder: ModelFolder, overrides: Overrides) -> StaticModel:
     _check_overrides(overrides)
     modules = folder.json("modules.json", list, [])
     subfolder, normalizes = _read_modules(folder, modules)
-    has_config = folder.has(join(subfolder, "config.json"))
+    tensors = folder.tensors(subfolder)
+    is_model2vec = folder.has(join(subfolder, "config.json")) and _WEIGHT not in tensors
     tokenizer = read_tokenizer_file(folder, subfolder)
     check_random(tokenizer, join(subfolder, TOKENIZER))
     truncation = tokenizer.truncation
@@ -91,14 +96,14 @@ def read_static(folder: ModelFolder, overrides: Overrides) -> StaticModel:
     if tokenizer.num_special_tokens_to_add(is_pair=False):  # neither package adds them
         tokenizer.post_processor = None
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    table = _read_table(folder, subfolder, is_model2vec=has_config)
+    table = _read_table(tensors, is_model2vec=is_model2vec)
     largest = max(vocabulary.values(), default=-1)
     if largest >= len(table):
         raise CheckpointError(
             f"the tokenizer has a token with the id {largest}; the table has {len(table)} vectors"
         )
     side = "right"
-    if has_config:
+    if is_model2vec:
         name = join(subfolder, "config.json")
         rules, normalize = _read_model2vec(folder.json(name, dict), name, tokenizer, overrides)
         if modules and normalize != normalizes:
@@ -171,13 +176,10 @@ def _check_overrides(overrides: Overrides) -> None:
         _checked_limit(overrides.max_tokens, "--max-tokens")
 
 
-def _read_table(folder: ModelFolder, subfolder: str, *, is_model2vec: bool) -> Tensor:
+def _read_table(tensors: Mapping[str, Tensor], *, is_model2vec: bool) -> Tensor:
     """Return the vector of each token id, float32 `(V, W)`, from the tensors of a file."""
-    tensors = folder.tensors(subfolder)
-    name = "embeddings"
-    if not is_model2vec and "embedding.weight" in tensors:
-        name = "embedding.weight"
-    known = {name} if name == "embedding.weight" else {name, "mapping", "weights"}
+    name = _WEIGHT if _WEIGHT in tensors else "embeddings"
+    known = {name} if name == _WEIGHT else {name, "mapping", "weights"}
     if unknown := tensors.keys() - known:
         raise CheckpointError(f"the static model has an unexpected tensor: {min(unknown)}")
     if name not in tensors:

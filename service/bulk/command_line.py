@@ -297,7 +297,7 @@ async def interruptible(job: Callable[[asyncio.Event], Awaitable[Result]]) -> Re
 
 def _summary(progress: Progress) -> str:
     texts = []
-    if progress.rows:
+    if progress.rows or not progress.kept:
         texts.append(
             f"{progress.rows:,} rows encoded, {progress.tokens:,} tokens in "
             f"{duration(progress.elapsed_s)}, {progress.tokens_per_s:,.0f} tokens/s"

@@ -164,7 +164,7 @@ class _JobRun:
         self.progress.is_complete = plan.last is None or plan.rows_from(total) > 0
         if self.progress.is_complete and not total:
             raise BulkError("the input has no records")
-        if self.progress.is_complete and self._options.shard == (1, 1):
+        if self.progress.is_complete and (is_stream or self._options.shard == (1, 1)):
             self._journal.complete(total)
 
     async def _add(self, number: int, block: EncodedBlock, *, is_kept: bool) -> None:
@@ -211,10 +211,11 @@ class _JobRun:
         Raises:
             BulkError: The input differs from the one with which the output was begun.
         """
-        previous, complete = -1, self._journal.rows
+        previous, total, complete = -1, 0, self._journal.input_rows
         for block in blocks:
             number = plan.part_of(block.first)
-            if complete is not None and block.first >= complete:
+            total = block.first + block.rows
+            if complete is not None and total > complete:
                 raise self._differs(f"which had {complete} rows")
             if previous not in (-1, number):
                 self._compare(previous)
@@ -226,6 +227,8 @@ class _JobRun:
         for number in {previous, *plan.finished} - {-1}:
             if plan.last is None or number <= plan.last:
                 self._compare(number)
+        if plan.last is None and complete not in (None, total):
+            raise self._differs(f"which had {complete} rows")
 
     def _compare(self, number: int) -> None:
         part = self._journal.finished.get(number)

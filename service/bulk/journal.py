@@ -34,6 +34,7 @@ _JOURNAL = re.compile(r"_journal(-\d+-of-(?P<count>\d+))?")
 _FILE = re.compile(r"(part-\d{5,}|embeddings)\.(parquet|jsonl|npy)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _COUNTS = ("number", "rows", "tokens", "truncated", "errors")
+_SHARE_WORK = "wait for it, or let several processes share the work with --shard 1/2, --shard 2/2"
 
 
 @dataclass(frozen=True)
@@ -65,13 +66,13 @@ class Journal:
 
     Attributes:
         finished: The finished parts of all shards, by number.
-        rows: Number of rows of the whole output; None: not all parts are finished.
+        input_rows: Number of records of the input; None: no run or shard has been completed.
         joined: SHA-256 of the files that replace all parts, by name; None: there are none.
     """
 
     def __init__(self, folder: Path, file: BinaryIO) -> None:
         self.finished: dict[int, FinishedPart] = {}
-        self.rows: int | None = None
+        self.input_rows: int | None = None
         self.joined: Mapping[str, str] | None = None
         self._folder = folder
         self._file = file
@@ -81,10 +82,16 @@ class Journal:
         self._append({"part": asdict(part)})
         self.finished[part.number] = part
 
+    @property
+    def rows(self) -> int | None:
+        """Number of rows of the whole output; None: not all parts are finished."""
+        finished = sum(part.rows for part in self.finished.values())
+        return finished if finished == self.input_rows else None
+
     def complete(self, rows: int) -> None:
-        """Record that all parts are finished."""
+        """Record the number of records of the input, all of which were read."""
         self._append({"rows": rows})
-        self.rows = rows
+        self.input_rows = rows
 
     def join(self, files: Mapping[str, str]) -> None:
         """Record the files that replace all parts."""
@@ -106,7 +113,7 @@ class Journal:
             if "part" in line:
                 part = FinishedPart(**line["part"])
                 self.finished[part.number] = part
-            self.rows = line.get("rows", self.rows)
+            self.input_rows = line.get("rows", self.input_rows)
             self.joined = line.get("joined", self.joined)
 
     def drop_damaged(self) -> None:
@@ -115,8 +122,6 @@ class Journal:
         Raises:
             OptionError: In place of a file there is a link, or another thing than a file.
         """
-        if self.rows != sum(part.rows for part in self.finished.values()):
-            self.rows = None  # the journal of a shard was removed
         if self.joined is not None:
             if self.rows is not None and not self._problems(self.joined):
                 return
@@ -125,7 +130,6 @@ class Journal:
             if problems := self._problems(part.files):
                 log.warning("%s; its rows are encoded again", problems[0])
                 del self.finished[part.number]
-                self.rows = None
 
     def check_files(self, parts: Iterable[FinishedPart]) -> None:
         """Check the files of parts at the end of a job, which another process may have changed.
@@ -221,6 +225,19 @@ def check_unlocked(folder: Path, shard: tuple[int, int]) -> None:
 
 
 @contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder for this process.
+
+    Raises:
+        OptionError: In place of the lock there is a link, or another thing than a file.
+        BulkError: Another process writes to the folder.
+    """
+    with _open(folder / _LOCK, "ab") as file:
+        _lock(file, folder, is_shared=False, remedy="wait for it, or choose another folder")
+        yield
+
+
+@contextmanager
 def open_journal(
     folder: Path, settings: Mapping[str, object], shard: tuple[int, int]
 ) -> Iterator[Journal]:
@@ -266,15 +283,12 @@ def _name(shard: tuple[int, int]) -> str:
     return "_journal" if count == 1 else f"_journal-{index}-of-{count}"
 
 
-def _lock(file: BinaryIO, folder: Path, *, is_shared: bool) -> None:
+def _lock(file: BinaryIO, folder: Path, *, is_shared: bool, remedy: str = _SHARE_WORK) -> None:
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise BulkError(
-            f"another process writes to {folder}; wait for it, or let several processes share the "
-            "work with --shard 1/2, --shard 2/2"
-        ) from None
+        raise BulkError(f"another process writes to {folder}; {remedy}") from None
 
 
 def _drop_torn_line(file: BinaryIO) -> None:

@@ -6,16 +6,19 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import orjson
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from models.artifact import sha256
 from service.bulk.options import OutputFormat
+from service.bulk.readers import with_fields
 
 METADATA = b"vitrine"
 # Size in bytes above which rows are written before the part is complete. Writing takes five times
@@ -81,7 +84,13 @@ class _JsonWriter:
         self._file.close()
 
 
-_JSON_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE | orjson.OPT_NON_STR_KEYS
+# orjson rounds offsets of time zones to minutes, and those of before 1937 have seconds.
+_JSON_OPTIONS = (
+    orjson.OPT_SERIALIZE_NUMPY
+    | orjson.OPT_APPEND_NEWLINE
+    | orjson.OPT_NON_STR_KEYS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+)
 
 
 def json_line(row: Mapping[str, object]) -> bytes:
@@ -123,7 +132,30 @@ class _NumpyWriter:
 
 
 def _values(name: str, column: pa.Array) -> list[Any]:
-    return _vectors(column) if name == _VECTORS and _has_vectors(column) else column.to_pylist()
+    return _vectors(column) if name == _VECTORS and _has_vectors(column) else to_python(column)
+
+
+def to_python(values: pa.Array) -> list[Any]:
+    """Return the values of a column; times with nanoseconds, which Python lacks, are texts.
+
+    Raises:
+        ArrowInvalid: A duration has nanoseconds.
+    """
+    type_ = _python_type(values.type)
+    if type_ == values.type:
+        return list(values.to_pylist())
+    texts = values.cast(type_)
+    if pa.types.is_string(type_):
+        texts = pc.replace_substring_regex(texts, r"(\.0{9}|000)$", "")  # as Python writes them
+    return list(texts.to_pylist())
+
+
+# Durations would be those of pandas where it is installed, which have other texts.
+_PYTHON_TYPES = {pa.time64("ns"): pa.string(), pa.duration("ns"): pa.duration("us")}
+
+
+def _python_type(type_: pa.DataType) -> pa.DataType:
+    return _PYTHON_TYPES.get(type_) or with_fields(type_, _python_type)
 
 
 def _has_vectors(column: pa.Array) -> bool:
@@ -148,6 +180,8 @@ def _vectors(column: pa.Array) -> list[Any]:
 
 
 def _as_text(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 

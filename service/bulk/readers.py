@@ -132,10 +132,35 @@ _PLAIN_TYPES = {
 
 
 def plain_type(type_: pa.DataType) -> pa.DataType:
-    """Return the type of values that are stored in a dictionary, as views or with long offsets."""
+    """Return the type of values that are stored in a dictionary, as views or with long offsets.
+
+    Those in lists, structs and maps too: Arrow cannot take rows of nested views.
+    """
     if pa.types.is_dictionary(type_):
         return plain_type(type_.value_type)
-    return _PLAIN_TYPES.get(type_, type_)
+    return _PLAIN_TYPES.get(type_) or with_fields(type_, plain_type)
+
+
+def with_fields(type_: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """Return the type with converted types of its fields; lists of views stay as they are.
+
+    Arrow drops values of lists of views when it casts them.
+    """
+    fields = [
+        type_.field(index).with_type(convert(type_.field(index).type))
+        for index in range(type_.num_fields)
+    ]
+    if all(field.type == type_.field(index).type for index, field in enumerate(fields)):
+        return type_
+    if pa.types.is_struct(type_):
+        return pa.struct(fields)
+    if pa.types.is_map(type_):
+        return pa.map_(*fields[0].type, keys_sorted=type_.keys_sorted)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.list_(*fields, type_.list_size)
+    if pa.types.is_list(type_):
+        return pa.list_(*fields)
+    return pa.large_list(*fields) if pa.types.is_large_list(type_) else type_
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -239,13 +239,16 @@ def check_not_compressed(path: Path) -> None:
 
 def suffix_format(path: Path) -> InputFormat | None:
     """Return the format that the name of a file says; None: it says none."""
-    name = path.name.lower()
-    for compression in _COMPRESSIONS:
-        name = name.removesuffix(compression)
-    return _SUFFIXES.get(Path(name).suffix)
+    name = Path(path.name.lower())
+    while name.suffix in _COMPRESSIONS:
+        name = name.with_suffix("")
+    return _SUFFIXES.get(name.suffix)
 
 
 def _format_of(paths: Sequence[Path], format_: InputFormat | None) -> InputFormat:
+    for path in paths:
+        if {path.suffix.lower(), Path(path.stem).suffix.lower()}.issubset(_COMPRESSIONS):
+            raise OptionError(f"{path} is compressed twice; decompress it once")
     formats = {format_ or suffix_format(path): path for path in paths}
     if None in formats:
         raise OptionError(

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from service.bulk.columns import holds
 from service.bulk.options import BulkOptions, Kind
-from service.bulk.parts import json_line
+from service.bulk.parts import json_line, to_python
 from service.bulk.readers import Block, Values
 
 # A text, or a query and a text.
@@ -94,7 +94,7 @@ def python_values(name: str, values: Values, errors: dict[int, str]) -> list[obj
         return list(values)
     if pa.types.is_binary(values.type) or pa.types.is_fixed_size_binary(values.type):
         values = values.cast(pa.binary()).view(pa.string())
-    return _all_or_each(values, lambda array: list(array.to_pylist()), name, errors)
+    return _all_or_each(values, to_python, name, errors)
 
 
 def copied_array(name: str, type_: pa.DataType, values: Values, errors: dict[int, str]) -> pa.Array:
@@ -130,7 +130,7 @@ def _written_as_json(name: str, array: pa.Array, errors: dict[int, str]) -> pa.A
         return array
 
     def write(part: pa.Array) -> list[bytes]:
-        return [json_line({name: value}) for value in part.to_pylist()]
+        return [json_line({name: value}) for value in to_python(part)]
 
     lines = _all_or_each(array, write, name, errors)
     indices = [None if line is None else index for index, line in enumerate(lines)]

@@ -7,6 +7,7 @@ read them.
 import hashlib
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -105,7 +106,7 @@ def read_collection(files: CollectionFiles, folder: Path) -> JudgedTexts:
     """Read a collection, and write its texts to a folder, if it does not have them.
 
     Raises:
-        OptionError: A file or a column is missing, or the folder has the texts of other files.
+        OptionError: A file or a column is missing, or the folder has vectors of other files.
         BulkError: A file cannot be read, a record has no id or text or the id of another, or a
             judgement is invalid or of an unknown query; the message names it.
     """
@@ -159,29 +160,55 @@ def _write_known_items(count: int, documents: Path, target: Path, corpus_sha256:
 def _write(target: Path, content: str, columns: Iterable[list[list[str]]]) -> list[str]:
     """Write ids and texts to a Parquet file, unless it has them, and return the ids.
 
+    Other texts are replaced as long as there is no folder of their vectors.
+
     Args:
         target: Path of the file.
         content: Hash of what determines the ids and texts.
         columns: Ids and texts, in blocks.
 
     Raises:
-        OptionError: The file has other texts.
+        OptionError: The file has other texts, and there are vectors of them.
     """
-    schema = _SCHEMA.with_metadata({CONTENT: content})
-    if not target.exists():
-        partial = target.with_name(f".{target.name}.partial")
-        with native_file(partial, "wb") as file, pq.ParquetWriter(file, schema) as writer:
-            for block in columns:
-                writer.write_batch(pa.record_batch(block, schema))
-        partial.rename(target)
-    with reading_errors(str(target)):  # a file of an earlier run
-        table = pq.ParquetFile(native_file(target)).read(["id"])
-    if (table.schema.metadata or {}).get(CONTENT) != content.encode():
+    has_vectors = target.with_suffix("").exists()
+    if not target.exists() or (_content(target) is not None and not has_vectors):
+        write_table(target, _SCHEMA.with_metadata({CONTENT: content}), columns)
+    if _content(target) != content.encode():
         raise OptionError(f"{target} has other texts than those given; choose another folder")
-    ids: list[str] = table.column(0).to_pylist()
+    with reading_errors(str(target)):
+        ids: list[str] = pq.ParquetFile(native_file(target)).read(["id"]).column(0).to_pylist()
     if not ids:
-        raise BulkError(f"{target} has no texts; remove it, and give a file that has some")
+        raise BulkError(f"{target} has no texts; give a file that has some")
     return ids
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the hash in a file of texts; None: it is not of an evaluation."""
+    with reading_errors(str(path)):
+        metadata: dict[bytes, bytes] | None = pq.read_schema(native_file(path)).metadata
+    return (metadata or {}).get(CONTENT)
+
+
+def write_table(path: Path, schema: pa.Schema, columns: Iterable[Sequence[Any]]) -> None:
+    """Write columns in blocks to a Parquet file."""
+    with (
+        named_when_complete(path) as partial,
+        native_file(partial, "wb") as file,
+        pq.ParquetWriter(file, schema) as writer,
+    ):
+        for block in columns:
+            writer.write_batch(pa.record_batch(block, schema))
+
+
+@contextmanager
+def named_when_complete(path: Path) -> Iterator[Path]:
+    """Yield the temporary path of a file, which gets its name at the end, or is removed."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        yield partial
+        partial.rename(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _sha256(content: object) -> str:

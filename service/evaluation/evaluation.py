@@ -15,6 +15,7 @@ import ctypes
 import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -28,12 +29,19 @@ import pyarrow.parquet as pq
 from models.artifact import Artifact
 from models.quantization import OutputDtype, read_calibration
 from service.bulk.job import encode_files, writing_errors
+from service.bulk.journal import lock_folder
 from service.bulk.opening import checked_kind
 from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import METADATA, native_file
 from service.bulk.progress import Progress
 from service.bulk.sources import reading_errors
-from service.evaluation.collection import CollectionFiles, JudgedTexts, read_collection
+from service.evaluation.collection import (
+    CollectionFiles,
+    JudgedTexts,
+    named_when_complete,
+    read_collection,
+    write_table,
+)
 from service.evaluation.comparison import TOP
 from service.evaluation.measures import Measure, means, measure
 from service.evaluation.ranking import Rankings, VectorFiles, VectorSpace, rank
@@ -101,7 +109,8 @@ async def evaluate(
 
     Raises:
         OptionError: A setting is invalid, or the folder has the results of other settings.
-        BulkError: A file cannot be read or written, or is invalid.
+        BulkError: A file cannot be read or written, or is invalid. Or another process writes to
+            the folder.
         ArtifactError: An artifact is incomplete or invalid.
         EngineError: An engine is unavailable on this machine, or fails the self-check.
         VitrineError: An engine has stopped.
@@ -109,8 +118,17 @@ async def evaluate(
     similarity = _similarity(options)
     if options.reranker is not None:
         checked_kind(options.reranker)
+    with ExitStack() as stack:
+        with writing_errors(options.folder):
+            options.folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(lock_folder(options.folder))
+        return await _evaluate(options, similarity, report, stop)
+
+
+async def _evaluate(
+    options: EvaluationOptions, similarity: VectorSpace, report: Report, stop: asyncio.Event
+) -> dict[str, Any] | None:
     with writing_errors(options.folder):
-        options.folder.mkdir(parents=True, exist_ok=True)
         texts = await asyncio.to_thread(read_collection, options.files, options.folder)
     if options.compared_sha256 not in (None, texts.sha256):
         raise OptionError("the evaluation to compare with is of another collection")
@@ -254,11 +272,7 @@ def _write_pairs(options: EvaluationOptions, texts: JudgedTexts, rankings: Ranki
     own = hashlib.sha256(orjson.dumps(best, option=orjson.OPT_SORT_KEYS)).hexdigest()
     schema = _PAIRS.with_metadata({_RANKINGS: own})
     if not target.exists():
-        partial = target.with_name(f".{target.name}.partial")
-        with native_file(partial, "wb") as file, pq.ParquetWriter(file, schema) as writer:
-            for columns in _pairs(texts, best):
-                writer.write_batch(pa.record_batch(columns, schema))
-        partial.rename(target)
+        write_table(target, schema, _pairs(texts, best))
     with reading_errors(str(target)):  # a file of an earlier run
         written = pq.read_schema(native_file(target))
     if (written.metadata or {}).get(_RANKINGS) != own.encode():
@@ -351,7 +365,5 @@ def _trec_lines(rankings: Rankings) -> Iterator[bytes]:
 
 def write_file(path: Path, lines: Iterable[bytes]) -> None:
     """Write a file under a temporary name, and rename it."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("wb") as file:
+    with named_when_complete(path) as partial, partial.open("wb") as file:
         file.writelines(lines)
-    partial.rename(path)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from service.bulk.options import ERROR, ROW, BulkError, OptionError
 from service.bulk.parts import METADATA, native_file
-from service.evaluation.collection import CONTENT
+from service.evaluation.collection import CONTENT, named_when_complete
 
 ContractName = Literal["vitrine", "openai", "tei"]
 CONTRACTS: tuple[ContractName, ...] = get_args(ContractName)
@@ -137,10 +137,8 @@ async def encode_on_server(job: ServerJob, texts: Path, output: Path, stop: asyn
 
 def _write(part: Path, rows: pa.RecordBatch, content: Mapping[str, object]) -> None:
     schema = rows.schema.with_metadata({METADATA: orjson.dumps(content)})
-    partial = part.with_name(f".{part.name}.partial")
-    with native_file(partial, "wb") as file:
+    with named_when_complete(part) as partial, native_file(partial, "wb") as file:
         pq.write_table(pa.Table.from_batches([rows]).cast(schema), file)
-    partial.rename(part)
 
 
 class _Server:

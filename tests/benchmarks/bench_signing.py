@@ -20,7 +20,7 @@ from statistics import median
 
 import vitrine
 from models.artifact import Artifact
-from models.manifest import SOURCE
+from models.manifest import SOURCE, ArtifactError
 from models.signing import read_private_key
 from tests.signing_keys import new_key
 
@@ -36,6 +36,10 @@ def main() -> None:
     parser.add_argument("artifact", nargs="?", default="artifacts/all-MiniLM-L6-v2", type=Path)
     parser.add_argument("--rounds", default=9, type=int)
     options = parser.parse_args()
+    try:
+        Artifact.load(options.artifact)
+    except ArtifactError as error:
+        parser.error(str(error))
     with tempfile.TemporaryDirectory(dir=options.artifact.parent) as name:
         folder = Path(name) / "signed"
         shutil.copytree(options.artifact, folder, copy_function=os.link)

@@ -21,7 +21,7 @@ from sentence_transformers import SentenceTransformer
 from models.artifact import Artifact
 from models.engines import Precision
 from models.export.__main__ import main as export
-from models.export.sources import _PINNED
+from models.export.sources import _PINNED, content_sha256
 from models.manifest import ArtifactError
 from service import model_cache
 from service.__main__ import main as serve
@@ -92,6 +92,21 @@ def find(model: Path | str, cache: Path, *, refresh: bool = False, **engine: str
 def test_artifact_is_served_from_where_it_is(small_artifact: Artifact, cache: Path) -> None:
     assert find(small_artifact.path, cache) == small_artifact.path
     assert not cache.exists()
+
+
+def test_adapter_is_another_model_when_its_base_model_changes(folder: Path, tmp_path: Path) -> None:
+    adapter = tmp_path / "adapter" / "0_Transformer"
+    write_json(adapter / "adapter_config.json", {"base_model_name_or_path": str(folder)})
+    before = content_sha256(adapter.parent)
+    weights = folder / "model.safetensors"
+    original = weights.read_bytes()
+    weights.write_bytes(original[:-1] + b"x")
+    changed = content_sha256(adapter.parent)
+    weights.write_bytes(original)
+    assert content_sha256(adapter.parent) == before != changed
+    for base in (str(adapter), "..", "someone/tiny", "/none", "", 5, None):
+        write_json(adapter / "adapter_config.json", {"base_model_name_or_path": base})
+        assert len(content_sha256(adapter.parent)) == 64
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def _ministral3(config: Settings) -> dict[str, Any]:
     read_number(rotary, growth, 1)
     # transformers ignores this copy of `max_position_embeddings`.
     own = {k: v for k, v in rotary.items() if k not in (growth, "max_position_embeddings")}
-    longest = min(config["max_position_embeddings"], original_length(config, rotary))
+    longest = original_length(config, rotary)
     # Queries beyond the original length grow with their positions, which the network cannot do.
     return {**_derive({**config, "rope_parameters": own}), "max_positions": longest}
 

@@ -366,7 +366,7 @@ class Encoded(TypedDict, total=False):
 def sparse_vectors(
     rows: Sequence[Row], results: Sequence[SparseVector | Vectors], rules: TokenRules
 ) -> list[SparseVector]:
-    """Return the sparse vector of each row.
+    """Return the sparse vector of each row, in arrays of its own: results may be in the cache.
 
     Args:
         rows: Token ids of each input.
@@ -374,7 +374,9 @@ def sparse_vectors(
         rules: Rules for the tokens of the rows.
     """
     return [
-        result if isinstance(result, SparseVector) else _largest(row.ids, result[:, 0], rules)
+        SparseVector(result.ids.copy(), result.weights.copy())
+        if isinstance(result, SparseVector)
+        else _largest(row.ids, result[:, 0], rules)
         for row, result in zip(rows, results, strict=True)
     ]
 

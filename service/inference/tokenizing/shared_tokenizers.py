@@ -36,7 +36,7 @@ class SharedTokenizer:
 
     Raises:
         ArtifactError: The file pads or repeats texts: one of three letters could get millions of
-            tokens.
+            tokens. Or the normalizer makes two added tokens equal.
         Exception: The tokenizers library cannot read the file, or panics.
     """
 
@@ -47,6 +47,7 @@ class SharedTokenizer:
         for name in ("padding", "truncation"):
             if getattr(self._first, name) is not None:
                 raise ArtifactError(f"{TOKENIZER} has {name}, which the service sets itself")
+        self._check_added_tokens()
         texts, pairs = self._template_ids("a"), self._template_ids("a", "a")
         self.special_tokens, self.special_tokens_of_pair = (
             self._first.num_special_tokens_to_add(is_pair=is_pair) for is_pair in (False, True)
@@ -56,6 +57,24 @@ class SharedTokenizer:
         self.plain_texts = plain_texts(self._first)
         self._variants: dict[tuple[int | None, bool, bool, bool], Tokenizer] = {}
         self._lock = threading.Lock()
+
+    def _check_added_tokens(self) -> None:
+        """Check that the library finds the same added tokens at each load.
+
+        Of those that the normalizer makes equal, it finds a random one.
+
+        Raises:
+            ArtifactError: The normalizer makes two added tokens equal.
+        """
+        normalizer, first = self._first.normalizer, dict[str, str]()
+        for token in self._first.get_added_tokens_decoder().values():
+            if token.normalized and normalizer is not None:
+                other = first.setdefault(normalizer.normalize_str(token.content), token.content)
+                if other != token.content:
+                    raise ArtifactError(
+                        f"{TOKENIZER} is invalid: its normalizer makes the added tokens {other!r} "
+                        f"and {token.content!r} equal; export the model without one of them"
+                    )
 
     def _template_ids(self, text: str, pair: str | None = None) -> list[int]:
         """Return the ids of a text or a pair with special tokens, which the vocabulary may lack.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from sentence_transformers import CrossEncoder
 
 from models.artifact import Artifact
 from models.engines import OUTPUTS, EngineError, open_engine, self_check
@@ -27,6 +28,7 @@ from tests.models.checkpoints import (
     write_json,
 )
 
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 UNSUPPORTED = ("gemma3_text", "t5")
 FAMILIES = [family for family in CONFIGS if family not in UNSUPPORTED]
 ROWS = [[0, 7, 21, 2, 9, 4, 2], [0, 5, 2, 6, 2]]
@@ -156,12 +158,12 @@ def test_bounds_detect_a_wrong_single_logit(wrong: str, logit: float) -> None:
         (1, {"problem_type": "regression"}, "identity"),
         (
             1,
-            {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
+            {"sbert_ce_default_activation_function": IDENTITY},
             "identity",
         ),
         (
             1,
-            {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+            {"sentence_transformers": {"activation_fn": IDENTITY}},
             "identity",
         ),
     ],
@@ -172,6 +174,19 @@ def test_activation_is_that_of_the_files(
     save_classifier(tmp_path, "bert", labels, num_hidden_layers=1)
     edit_json(tmp_path / "config.json", **changes)
     assert load(tmp_path)[1].activation == activation
+
+
+@pytest.mark.parametrize("nested", [{}, {"activation_fn": None}, {"activation_fn": SIGMOID}])
+@pytest.mark.parametrize("old", [None, IDENTITY])
+def test_activation_of_scores_is_that_of_sentence_transformers(
+    nested: dict[str, object], old: str | None, tmp_path: Path
+) -> None:
+    save_classifier(tmp_path, "bert", 1, num_hidden_layers=1)
+    changes = {"sentence_transformers": nested, "sbert_ce_default_activation_function": old}
+    edit_json(tmp_path / "config.json", **changes)
+    save_tokenizer(tmp_path)
+    expected = CrossEncoder(str(tmp_path), device="cpu").activation_fn
+    assert load(tmp_path)[1].activation == type(expected).__name__.lower()
 
 
 @pytest.mark.parametrize(

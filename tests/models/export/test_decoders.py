@@ -5,10 +5,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 from torch import Tensor
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -16,6 +18,7 @@ from models.export.checkpoint import load
 from models.export.families.rotary import read_rotary
 from models.export.families.rotary_scaling import DECODER_TYPES
 from models.export.model_folder import CheckpointError
+from models.export.parity import reference_outputs
 from models.export.sentence_config import Overrides
 from models.network.positions import rotation
 from models.packing import pack
@@ -24,6 +27,7 @@ from tests.models.checkpoints import (
     edit_tensors,
     save_checkpoint,
     save_classifier,
+    save_tokenizer,
     write_json,
     write_modules,
 )
@@ -161,6 +165,24 @@ def test_rows_of_ministral3_end_where_transformers_scales_queries(tmp_path: Path
     actual = model.encoder(torch.tensor([row]))[0]
     torch.testing.assert_close(actual[:16], expected[:16], rtol=1e-5, atol=1e-5)
     assert (actual[16:] - expected[16:]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("limit", [50, 60, 70])
+def test_rows_of_ministral3_can_exceed_max_position_embeddings(limit: int, tmp_path: Path) -> None:
+    rotary = {**MINISTRAL, "original_max_position_embeddings": 60}
+    save_checkpoint(tmp_path, "ministral3", rope_parameters=rotary, max_position_embeddings=40)
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": limit})
+    oracle = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    model, config = load(tmp_path)
+    assert config.max_tokens == min(limit, 60)
+    text = "w7 w9 w21 w40 " * 12
+    ids = oracle.preprocess([text])["input_ids"].tolist()
+    assert len(ids[0]) == 50
+    actual = reference_outputs(model, ids)[0]["pooled"]
+    np.testing.assert_allclose(actual, oracle.encode([text]), rtol=1e-5, atol=1e-5)
 
 
 # Llama 3.1 and 3.2, and the default of Ministral 3 in transformers.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sentence_transformers import SentenceTransformer
 
 from models.artifact import Artifact, sha256
 from models.engines import EngineError, open_engine, self_check
@@ -17,8 +18,10 @@ from models.export.model_folder import CheckpointError
 from models.export.sentence_config import Overrides
 from models.export.sources import CheckpointSource, SourceError, resolve
 from models.manifest import ArtifactError
+from service.inference.model.sync_model import SyncModel
 from tests.models.checkpoints import edit_json, edit_tensors, write_json, write_modules
 from tests.models.static_models import save_model2vec, save_static_embedding, word_pieces
+from tests.sentences import SENTENCES
 
 TOKENS = word_pieces().get_vocab_size()
 MODULE = "StaticEmbedding"
@@ -152,6 +155,17 @@ def test_table_in_a_subfolder_is_read(tmp_path: Path) -> None:
     check = artifact.check()
     expected = oracle.encode(check.texts)[:-1]  # the last text is truncated for the check
     np.testing.assert_allclose(check.outputs["pooled"][:-1], expected, rtol=0, atol=1e-6)
+
+
+def test_other_config_beside_a_table_of_sentence_transformers_is_ignored(tmp_path: Path) -> None:
+    save_static_embedding(tmp_path / "model", word_pieces(), normalize=True)
+    config = {"model_type": "bert", "normalize": False, "max_length": 2}
+    write_json(tmp_path / "model" / "config.json", config)
+    oracle = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "out")
+    with SyncModel(artifact.path) as model:
+        actual = model.encode(SENTENCES).vectors
+    np.testing.assert_allclose(actual, oracle.encode(SENTENCES), rtol=0, atol=1e-6)
 
 
 def test_truncated_dimensions_are_the_leading_columns(tmp_path: Path) -> None:

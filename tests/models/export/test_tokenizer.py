@@ -409,6 +409,19 @@ def test_tokenizer_with_random_tokens_is_refused(
         read_tokenizer(ModelFolder(tmp_path), sentence_config, VOCABULARY)
 
 
+def test_special_token_of_a_class_that_the_model_has_no_embedding_for_is_refused(
+    tmp_path: Path, sentence_config: SentenceConfig
+) -> None:
+    save_tokenizer(tmp_path)
+    settings = {"tokenizer_class": "RobertaTokenizer", "pad_token": "[PAD]", "sep_token": "[SEP]"}
+    write_json(tmp_path / "tokenizer_config.json", settings)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    first = reference("w7")["input_ids"][0]
+    assert first >= 60
+    with pytest.raises(CheckpointError, match=rf"gives '<s>' the id {first}; the model's vocab"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+
+
 @pytest.mark.parametrize("lowercases", [True, False])
 def test_added_tokens_that_are_equal_after_normalisation_are_refused(
     tmp_path: Path, sentence_config: SentenceConfig, lowercases: bool

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from sentence_transformers import MultiVectorEncoder, SparseEncoder
 from starlette.testclient import TestClient
 
 import vitrine
@@ -142,6 +143,36 @@ def test_python_results_survive_eviction(small_artifact: Artifact) -> None:
     ):
         for text in texts:
             np.testing.assert_array_equal(cached.encode(text).vectors, plain.encode(text).vectors)
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_changes_of_results_change_no_other_results(
+    small_artifact: Artifact,
+    sparse_encoder: tuple[SparseEncoder, Artifact],
+    multi_encoder: tuple[MultiVectorEncoder, Artifact],
+    cache_bytes: int,
+) -> None:
+    def arrays(kind: str, result: Any) -> list[list[np.ndarray[Any, Any]]]:  # noqa: ANN401
+        return [list(own) if kind == "sparse" else [own] for own in result.vectors]
+
+    artifacts = {
+        "encode": small_artifact,
+        "encode_tokens": small_artifact,
+        "encode_sparse": sparse_encoder[1],
+        "encode_multi": multi_encoder[1],
+    }
+    options = vitrine.ModelOptions(threads=1, cache_bytes=cache_bytes)
+    for method, artifact in artifacts.items():
+        with vitrine.SyncModel(artifact.path, options) as model:
+            kind = method.removeprefix("encode_")
+            first = arrays(kind, getattr(model, method)(["w5 w9", "w7", "w5 w9"]))
+            expected = [array.copy() for array in first[2]]
+            for array in first[0]:
+                array[...] = 7
+            again = arrays(kind, getattr(model, method)(["w5 w9"]))
+            for own in (first[2], *again):
+                for array, unchanged in zip(own, expected, strict=True):
+                    np.testing.assert_allclose(array, unchanged, rtol=0, atol=1e-6)
 
 
 async def counts_of(

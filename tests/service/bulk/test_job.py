@@ -8,10 +8,13 @@ import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,14 +31,14 @@ from models.artifact import Artifact
 from models.identity import identity_of
 from service.bulk import pipeline as bulk_pipeline
 from service.bulk.encoder import RecordEncoder
-from service.bulk.job import encode_files
+from service.bulk.job import _Plan, encode_files
 from service.bulk.opening import open_job
 from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
 from service.bulk.pipeline import EncodedBlock, Pipeline
 from service.bulk.progress import Progress
 from service.bulk.readers import Block
-from service.bulk.sources import Source
-from service.bulk.texts import Item
+from service.bulk.sources import Source, open_source
+from service.bulk.texts import Item, items_of
 from service.inference.batching.batcher import Outcome
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.vectors import RowResults
@@ -455,6 +458,94 @@ def test_copied_columns_are_the_same_in_json_lines(
         "color": "red",
         "raw": "/w==",
     }
+
+
+TIME = pa.time64("ns")
+NANOSECONDS = pa.array([1, 3_723_000_000_000, None, 3_723_120_000_000, 86_399_999_999_999], TIME)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        NANOSECONDS,
+        NANOSECONDS.dictionary_encode(),
+        pa.array([[1], [], None, [2, None]], pa.list_(TIME)),
+        pa.array([{"t": 1}, None], pa.struct([("t", TIME)])),
+        pa.array([[("t", 1)], None], pa.map_(pa.string(), TIME)),
+    ],
+    ids=lambda times: str(times.type),
+)
+def test_times_keep_their_nanoseconds_in_json_lines_and_templates(
+    encode: Encode, tmp_path: Path, output: Path, times: pa.Array
+) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["x"] * len(times), "time": times}), path)
+    encode(path, columns=("time",), format="jsonl")
+    rows = map(json.loads, (output / "part-00000.jsonl").read_text().splitlines())
+    values = [row["time"] for row in rows]
+    if pa.types.is_nested(times.type):
+        assert str(values).count("00:00:00.000000001") == 1
+        return
+    expected = NANOSECONDS.cast(pa.int64()).to_pylist()
+    assert [value and pd.Timedelta(value).value for value in values] == expected
+    # Without nanoseconds they are as Python writes them.
+    assert [values[index] for index in (1, 3)] == [str(NANOSECONDS[i]) for i in (1, 3)]
+    chosen = BulkOptions(inputs=(str(path),), output=output, model=tmp_path, template="at {time}")
+    (block,) = open_source(chosen, "dense").read(_Plan(chosen, frozenset(), reads_all=True))
+    texts, _ = items_of(block, chosen, "dense")
+    assert texts == [value and f"at {value}" for value in values]
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_times_of_json_lines_are_in_iso_8601_with_seconds_of_the_zone(
+    encode: Encode, tmp_path: Path, output: Path, unit: str
+) -> None:
+    local = datetime(1900, 1, 1, tzinfo=ZoneInfo("Europe/Amsterdam"))
+    zoned = pa.array([local], pa.timestamp("us", "Europe/Amsterdam")).cast(
+        pa.timestamp(unit, "Europe/Amsterdam")
+    )
+    pq.write_table(pa.table({"text": ["x"], "time": zoned}), tmp_path / "a.parquet")
+    encode(tmp_path / "a.parquet", columns=("time",), format="jsonl")
+    row = json.loads((output / "part-00000.jsonl").read_text())
+    assert row["time"] == local.isoformat()
+    assert datetime.fromisoformat(row["time"]) == local
+
+
+def test_durations_are_texts_of_python_whether_pandas_is_installed_or_not(
+    encode: Encode, tmp_path: Path, output: Path
+) -> None:
+    values = pa.array([86_400_000_000_000, 1500, 1_000, -1_000_000_000], pa.duration("ns"))
+    pq.write_table(pa.table({"text": ["x"] * 4, "time": values}), tmp_path / "a.parquet")
+    encode(tmp_path / "a.parquet", columns=("time",), template="{time}", format="jsonl")
+    rows = [json.loads(line) for line in (output / "part-00000.jsonl").read_text().splitlines()]
+    expected = [timedelta(days=1), None, timedelta(microseconds=1), timedelta(seconds=-1)]
+    assert [row["time"] for row in rows] == [value and str(value) for value in expected]
+    assert "would lose data" in rows[1]["error"]
+    assert [row["error"] is None for row in rows] == [True, False, True, True]
+
+
+@pytest.mark.parametrize("text", [pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+def test_nested_texts_of_any_layout_are_copied(
+    encode: Encode, tmp_path: Path, output: Path, text: pa.DataType
+) -> None:
+    columns = {
+        "list": pa.array([["a", "b"], None, []], pa.list_(text)),
+        "large": pa.array([["a", "b"], None, []], pa.large_list(text)),
+        "pair": pa.array([["a", "b"], None, [None, "c"]], pa.list_(text, 2)),
+        "struct": pa.array([{"t": ["a"]}, None, {"t": None}], pa.struct([("t", pa.list_(text))])),
+        "map": pa.array([[("k", "a")], None, []], pa.map_(text, text)),
+    }
+    table = pa.table({"text": ["x", None, "y"], **columns})
+    pq.write_table(table, tmp_path / "a.parquet")
+    for format_ in ("parquet", "jsonl"):
+        encode(
+            tmp_path / "a.parquet", columns=tuple(columns), format=format_, output=output / format_
+        )
+    expected = {name: array.to_pylist() for name, array in columns.items()}
+    assert rows_of(output / "parquet").select(list(columns)).to_pydict() == expected
+    rows = list(map(json.loads, (output / "jsonl" / "part-00000.jsonl").read_text().splitlines()))
+    for name, values in expected.items():
+        assert [row[name] for row in rows] == json.loads(json.dumps(values))
 
 
 @pytest.mark.parametrize(

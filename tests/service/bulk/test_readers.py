@@ -343,6 +343,12 @@ def test_large_records_are_in_small_blocks(tmp_path: Path) -> None:
         ({}, "none.txt", "there is no input file at "),
         ({"a.md": ""}, "a.md", "the format of .*a.md is unknown; known suffixes are .parquet"),
         ({"a.parquet.zst": ""}, "", "a.parquet.zst must not be compressed; decompress it"),
+        (
+            {"a.jsonl.zst.gz": ""},
+            "a.jsonl.zst.gz",
+            "zst.gz is compressed twice",
+        ),
+        ({"a.jsonl.gz.zst": "", "b.jsonl": ""}, "", "gz.zst is compressed twice; decompress it"),
         ({"a.txt": "x", "b.csv": "text"}, "", "the input files have several formats: text, csv"),
         ({"a.csv": "id,body\n"}, "a.csv", "a.csv has no column 'text'; its columns are: id, body"),
         ({"a.jsonl": '{"body": 1}\n'}, "a.jsonl", "has no column 'text'; its columns are: body"),

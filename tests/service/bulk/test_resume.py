@@ -19,6 +19,7 @@ import pytest
 
 from models.artifact import Artifact
 from service.bulk import job, parts
+from service.bulk.command_line import main
 from service.bulk.options import BulkError, OptionError
 from tests.eventually import eventually
 from tests.models.checkpoints import edit_json
@@ -567,6 +568,44 @@ def test_complete_output_refuses_other_standard_input_and_stays(
             encode("-", **settings)
     stdin[0] = b"".join(lines)
     assert encode("-", **settings).kept == 1000
+
+
+@pytest.mark.parametrize("change", [-1, 1, 600])
+@pytest.mark.parametrize("shard", [1, 2])
+def test_shards_refuse_standard_input_with_another_number_of_records(
+    encode: Encode, texts: Path, stdin: list[bytes], shard: int, change: int
+) -> None:
+    lines = texts.read_bytes().splitlines(keepends=True)
+    settings = {"input_format": "jsonl", "part_rows": 250}
+    stdin[0] = b"".join(lines[:1000])
+    encode("-", shard=(1, 2), **settings)  # the last part is not of this shard
+    stdin[0] = b"".join(lines[: 1000 + change])
+    with pytest.raises(BulkError, match="the input differs from the one that"):
+        encode("-", shard=(shard, 2), **settings)
+    stdin[0] = b"".join(lines[:1000])
+    assert encode("-", shard=(2, 2), **settings).is_complete
+    assert encode("-", **settings).kept == 1000
+
+
+def test_shard_without_parts_says_so(
+    small_artifact: Artifact, texts: Path, output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [str(texts), str(output), "--model", str(small_artifact.path), "--shard", "9/9"]
+    assert main(words) == 0
+    assert capsys.readouterr().err.startswith("vitrine-encode: 0 rows encoded, ")
+
+
+def test_complete_job_of_standard_input_takes_no_more_records_when_a_part_is_lost(
+    encode: Encode, texts: Path, output: Path, stdin: list[bytes]
+) -> None:
+    lines = texts.read_bytes().splitlines(keepends=True)
+    settings = {"input_format": "jsonl", "part_rows": 250}
+    stdin[0] = b"".join(lines[:1000])
+    encode("-", **settings)
+    (output / "part-00003.parquet").unlink()
+    stdin[0] = b"".join(lines[:1250])
+    with pytest.raises(BulkError, match=r"the input differs from .* had 1000 rows"):
+        encode("-", **settings)
 
 
 @pytest.mark.parametrize("moment", ["before the journal", "before the removal", "damaged"])

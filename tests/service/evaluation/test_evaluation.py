@@ -1,6 +1,7 @@
 """Evaluations: rankings and measures of each kind of model, and what is kept and refused."""
 
 import asyncio
+import fcntl
 import gzip
 import json
 import os
@@ -440,6 +441,48 @@ def test_folder_of_other_settings_or_texts_is_refused(
             file.write(json.dumps({"_id": "new", "title": "", "text": "new"}) + "\n")
     with pytest.raises(OptionError, match=message):
         run(**change)
+
+
+@pytest.mark.parametrize("known_items", [0, 5])
+def test_files_that_were_refused_may_be_corrected(
+    run: Evaluate, collection: Path, tmp_path: Path, known_items: int
+) -> None:
+    folder = shutil.copytree(collection, tmp_path / "collection")
+    text = "The cat sat on the mat. The dog lay by the fire."
+    sentences = [json.dumps({"_id": f"d{number}", "text": text}) for number in range(9)]
+    (folder / "corpus.jsonl").write_text('{"_id": "d0", "text": "too short"}\n')
+    (folder / "queries.jsonl").write_text('{"_id": "q0", "text": null}\n')
+    files = CollectionFiles.in_folder(folder, "test")
+    if known_items:
+        files = CollectionFiles(folder / "corpus.jsonl", None, None, known_items)
+    with pytest.raises(BulkError, match=r"no document has two sentences|record 0: "):
+        run(files=files)
+    (folder / "corpus.jsonl").write_text("\n".join(sentences))
+    shutil.copy(collection / "queries.jsonl", folder)
+    results = run(files=files)
+    assert results["collection"]["documents"] == 9
+    assert run(files=files) == results
+
+
+def test_file_of_the_user_in_the_folder_is_not_replaced(run: Evaluate, tmp_path: Path) -> None:
+    corpus = tmp_path / "output" / "documents.parquet"
+    corpus.parent.mkdir()
+    pq.write_table(pa.table({"id": ["a"], "text": ["one"], "own": [1]}), corpus)
+    before = corpus.read_bytes()
+    with pytest.raises(OptionError, match=r"documents.parquet has other texts"):
+        run(files=CollectionFiles(corpus, corpus, None))
+    assert corpus.read_bytes() == before
+
+
+def test_second_process_on_a_folder_is_refused(run: Evaluate, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    output.mkdir()
+    with (output / "_lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BulkError, match=r"another process writes to .*output; wait for it"):
+            run()
+        assert [path.name for path in output.iterdir()] == ["_lock"]
+    assert run()["collection"]["documents"] == 150
 
 
 @pytest.mark.parametrize(

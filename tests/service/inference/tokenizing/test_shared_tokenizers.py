@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from models.artifact import Artifact
-from models.manifest import TOKENIZER
+from models.manifest import TOKENIZER, ArtifactError
 from service.inference.tokenizing import plain_texts
 from service.inference.tokenizing.encodings import TextEncodings
 from service.inference.tokenizing.shared_tokenizers import SharedTokenizer, shared_tokenizer
@@ -58,6 +58,19 @@ def test_equal_files_share_a_tokenizer_and_others_do_not(content: bytes) -> None
     first = shared_tokenizer(content)
     assert shared_tokenizer(bytes(content)) is first
     assert shared_tokenizer(content + b"\n") is not first
+
+
+def test_added_tokens_that_are_equal_after_normalisation_are_refused(content: bytes) -> None:
+    tokenizer = Tokenizer.from_buffer(content)
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.add_tokens([AddedToken("Foo", normalized=True), AddedToken("foo", normalized=False)])
+    shared_tokenizer(tokenizer.to_str().encode())
+    tokenizer.add_tokens([AddedToken("FOO", normalized=True)])
+    own = tokenizer.to_str()
+    loads = [Tokenizer.from_str(own) for _ in range(40)]
+    assert len({tuple(load.encode("fOO").ids) for load in loads}) > 1
+    with pytest.raises(ArtifactError, match="makes the added tokens 'Foo' and 'FOO' equal; export"):
+        shared_tokenizer(own.encode())
 
 
 def test_threads_that_load_equal_files_get_one_tokenizer(content: bytes) -> None:
