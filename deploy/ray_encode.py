@@ -110,7 +110,7 @@ class Input:
 
 @dataclass(frozen=True)
 class OutputPart:
-    """A part of the output, and the `readers.Plan` that reads its records only.
+    """A part of the output, and the `readers.ReadPlan` that reads its records only.
 
     Attributes:
         number: Number of the part, from 0.
@@ -133,11 +133,11 @@ class OutputPart:
         return self.end - self.first
 
     def rows_from(self, first: int) -> int:
-        """See `readers.Plan`."""
+        """See `readers.ReadPlan`."""
         return max(0, (self.first if first < self.first else self.end) - first)
 
     def is_wanted(self, first: int) -> bool:
-        """See `readers.Plan`."""
+        """See `readers.ReadPlan`."""
         return first >= self.first
 
 

@@ -138,10 +138,6 @@ class Artifact:
             ArtifactError: The manifest does not list the file, the file is not a regular file, or
                 its SHA-256 differs from the manifest's.
         """
-        if name not in self.manifest.files:
-            raise ArtifactError(
-                f"the manifest of the artifact {self.path.name} does not list {name}"
-            )
         with self._open(name) as stream:
             content = _read_all(stream, name)
         self._check_hash(name, hashlib.sha256(content).hexdigest())

@@ -12,7 +12,7 @@ from functools import partial
 from io import TextIOWrapper
 from pkgutil import resolve_name
 
-# Function that runs a verb.
+# Function that runs each verb, and its summary.
 COMMANDS = {
     "serve": ("service.__main__:main", "serve models over HTTP, and explain their results"),
     "export": ("models.export.__main__:main", "export a model with options, to an artifact"),

@@ -1,6 +1,6 @@
 """The settings of the service, as immutable pydantic models.
 
-No other module of `service` reads environment variables, but `model_cache` two of the group
+No other module of `service` reads these environment variables, but `model_cache` two of the group
 `models`, for commands without settings.
 
 The setting `group.name` is the environment variable `VITRINE_GROUP__NAME` and the command-line

@@ -6,7 +6,8 @@ Read in this order:
 - `model_folder`, `families`, `lora`, `classifier`, `checkpoint`: load the model's files into
   PyTorch modules.
 - `sentence_config`: reads pooling, prompts and other settings of sentence-transformers.
-- `tokenizer_config`, `tokenizer_file`: prepare the tokenizer for serving.
+- `tokenizer_settings`, `transformers_tokenizer`, `tokenizer_file`: prepare the tokenizer for
+  serving.
 - `onnx_graph`, `attention_nodes`: export the modules to an ONNX graph for each engine.
 - `exporter`, `parity`: write the artifact, and compare its graphs with PyTorch.
 - `calibration`: the ranges of quantised vectors, and their quality.

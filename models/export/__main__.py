@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from models.engines import EngineError
 from models.manifest import ArtifactError, Quality
+from models.printable import printable
 
 if TYPE_CHECKING:
     from models.export.int8.quality import QualityBounds
@@ -218,10 +219,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             calibration_texts=texts,
             int8=int8,
             key=key,
-            report=lambda line: print(_printable(line), flush=True),
+            report=lambda line: print(printable(line), flush=True),
         )
     except (SourceError, CheckpointError, ArtifactError, EngineError, OSError) as error:
-        print(f"vitrine-export: {_printable(_reason(error, options.out))}", file=sys.stderr)
+        print(f"vitrine-export: {printable(_reason(error, options.out))}", file=sys.stderr)
         return 1
     print(_table(parity))
     for graph in artifact.manifest.graphs:
@@ -255,11 +256,6 @@ def _int8_bounds(options: argparse.Namespace) -> "QualityBounds | None":
         names = " and ".join(f"--{name.replace('_', '-')}" for name in _BOUNDS)
         raise ArtifactError(f"{names} are for --precision int8")
     return None
-
-
-def _printable(text: str) -> str:
-    """Return text as one line: names from a model's files can have any characters."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _reason(error: Exception, out: Path) -> str:

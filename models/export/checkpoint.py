@@ -26,7 +26,7 @@ from models.export.families import (
     TensorPart,
     Tensors,
 )
-from models.export.model_folder import BASE, WEIGHTS, CheckpointError, ModelFolder, join
+from models.export.model_folder import BASE, WEIGHTS, CheckpointError, ModelFolder, classes_of, join
 from models.export.modules import (
     DenseConfig,
     HeadConfig,
@@ -338,9 +338,8 @@ def _read_config(
     if config.get("model_type") is None:  # as in the original files of Jina v3
         model_type = next((n for n, known in FAMILIES.items() if known is family), model_type)
     _check_supported(config, family, name)
-    architectures = config.get("architectures")
-    for head in architectures if isinstance(architectures, list) else ():
-        own = family.ignored_heads.get(str(head), ())
+    for head in classes_of(config):
+        own = family.ignored_heads.get(head, ())
         family = replace(family, ignored=(*family.ignored, *own))
 
     keys: dict[str, str] = {}

@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from models.export.families import Classifier, Family, Names
-from models.export.model_folder import CheckpointError
+from models.export.model_folder import CheckpointError, check_required, first_class
 from models.export.modules import DenseConfig, HeadConfig
 from models.network.config import EncoderConfig
 from models.network.heads import DenseHead, Head, NormHead
@@ -25,8 +25,7 @@ _ACTIVATIONS = {
 
 def classifies(config: Mapping[str, Any]) -> bool:
     """Return whether config.json describes a sequence classification model."""
-    names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and str(names[0]).endswith(_CLASS)
+    return first_class(config).endswith(_CLASS)
 
 
 def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
@@ -122,7 +121,7 @@ def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> str:
     classifier = family.classifier
     if classifier is None:
         raise CheckpointError(f"{name}: {config['architectures'][0]} is not supported")
-    check_required(config, classifier, name)
+    check_required(config, classifier.required, name)
     default = next(iter(classifier.poolings))
     pooling = config.get(classifier.pooling_field, default)
     if pooling not in classifier.poolings:
@@ -144,14 +143,6 @@ def read_skipped_id(config: Mapping[str, Any], family: Family, name: str) -> int
     if not isinstance(value, int) or isinstance(value, bool):
         raise CheckpointError(f"{name}: pad_token_id has the invalid value {value!r}")
     return value
-
-
-def check_required(config: Mapping[str, Any], classifier: Classifier, name: str) -> None:
-    """Raise CheckpointError if a field of config.json selects a head that is not supported."""
-    for field, expected in classifier.required.items():
-        actual = config.get(field, expected)
-        if actual != expected:
-            raise CheckpointError(f"{name}: {field} is {actual!r}; only {expected!r} is supported")
 
 
 def take_heads(

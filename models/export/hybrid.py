@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from models.export.families import Family
-from models.export.model_folder import CheckpointError, ModelFolder
+from models.export.model_folder import CheckpointError, ModelFolder, classes_of
 from models.manifest import Output
 from models.network.heads import DenseHead, Head
 
@@ -34,8 +34,7 @@ def has_weights(folder: ModelFolder, config: Mapping[str, Any], family: Family) 
         config: Content of the network's config.json.
         family: Family of the network.
     """
-    names = config.get("architectures")
-    is_named = isinstance(names, list) and any(str(name) in family.ignored_heads for name in names)
+    is_named = any(name in family.ignored_heads for name in classes_of(config))
     return is_named or folder.has(_FILES["weights"][0])
 
 

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from models.export.families import Family
-from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
+from models.export.model_folder import (
+    CheckpointError,
+    ModelFolder,
+    check_defaults,
+    first_class,
+    join,
+)
 from models.export.tokenizer_settings import MAX_TOKENIZER_BYTES, TOKENIZER
 from models.json_reader import parse_json
 from models.network.heads import DenseHead
@@ -39,8 +45,7 @@ class Answers:
 
 def is_causal(config: Mapping[str, Any]) -> bool:
     """Return whether config.json describes a causal language model."""
-    names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and str(names[0]).endswith("ForCausalLM")
+    return first_class(config).endswith("ForCausalLM")
 
 
 def check_purpose(config: Mapping[str, Any], names: Iterable[str]) -> None:

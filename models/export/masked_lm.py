@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from models.export.families import Family, Names
 from models.export.families.family import Tensors
-from models.export.model_folder import CheckpointError
+from models.export.model_folder import CheckpointError, check_required, first_class
 from models.network.config import EncoderConfig
 from models.network.sparse import SparseHead
 
@@ -32,8 +32,7 @@ class SparseConfig:
 
 def masked_lm_class(config: Mapping[str, Any]) -> str | None:
     """Return the class that config.json names, if it is a masked language model."""
-    names = config.get("architectures")
-    first = str(names[0]) if isinstance(names, list) and names else ""
+    first = first_class(config)
     return first if first.endswith(_CLASS) else None
 
 
@@ -43,11 +42,7 @@ def check_supported(config: Mapping[str, Any], family: Family, name: str) -> Non
         raise CheckpointError(
             f"{name}: sparse vectors of model_type {config.get('model_type')!r} are not supported"
         )
-    for field, expected in family.masked_lm.required.items():
-        if config.get(field, expected) != expected:
-            raise CheckpointError(
-                f"{name}: {field} is {config[field]!r}; only {expected!r} is supported"
-            )
+    check_required(config, family.masked_lm.required, name)
 
 
 def take_head(

@@ -7,7 +7,7 @@ that were read are recorded.
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file
@@ -238,3 +238,28 @@ def check_defaults(
             raise CheckpointError(
                 f"{source}: {name} is {config[name]!r}; only {value!r} is supported"
             )
+
+
+def check_required(config: Mapping[str, Any], required: Mapping[str, Any], name: str) -> None:
+    """Raise CheckpointError if a field of config.json has another value than the supported one.
+
+    Args:
+        config: Content of config.json.
+        required: Supported values by field, which are those of absent fields too.
+        name: Name of the file, for errors.
+    """
+    for field, expected in required.items():
+        actual = config.get(field, expected)
+        if actual != expected:
+            raise CheckpointError(f"{name}: {field} is {actual!r}; only {expected!r} is supported")
+
+
+def classes_of(config: Mapping[str, Any]) -> list[str]:
+    """Return the classes of transformers that config.json names."""
+    names = config.get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
+
+
+def first_class(config: Mapping[str, Any]) -> str:
+    """Return the first class of transformers that config.json names; empty: it names none."""
+    return next(iter(classes_of(config)), "")

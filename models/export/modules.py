@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from models.export.families import MAX_SIZE, Family, jina_v3
-from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
+from models.export.model_folder import (
+    CheckpointError,
+    ModelFolder,
+    check_defaults,
+    first_class,
+    join,
+)
 from models.export.router import read_routes
 from models.network.heads import HEAD_ACTIVATIONS
 from models.network.pooling import POOLINGS
@@ -259,9 +265,9 @@ def _default_pooling(folder: ModelFolder, network: str, family: Family) -> str:
                 f"{network}: pooling is {own!r}; supported: {', '.join(family.poolings)}"
             )
         return family.poolings[own]
-    classes = hyperparameters.get("architectures")
-    first = str(classes[0]) if isinstance(classes, list) and classes else ""
-    is_causal = first.endswith("ForCausalLM") and hyperparameters.get("is_causal", True)
+    is_causal = first_class(hyperparameters).endswith("ForCausalLM") and hyperparameters.get(
+        "is_causal", True
+    )
     return "last" if is_causal else "mean"
 
 

@@ -13,7 +13,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from models.export.families import Names
-from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
+from models.export.model_folder import (
+    CheckpointError,
+    ModelFolder,
+    check_defaults,
+    classes_of,
+    join,
+)
 from models.export.modules import (
     MODEL_CONFIG,
     MULTI_VECTOR_MASK,
@@ -129,8 +135,7 @@ def is_stanford(modules: Sequence[tuple[str, str]], config: Mapping[str, Any]) -
         modules: Class name and path of each module of sentence-transformers.
         config: Content of config.json.
     """
-    names = config.get("architectures")
-    return not modules and isinstance(names, list) and _STANFORD_CLASS in names
+    return not modules and _STANFORD_CLASS in classes_of(config)
 
 
 def read_config(

@@ -36,7 +36,7 @@ def read_routes(folder: ModelFolder) -> Routes | None:
         CheckpointError: Modules follow the Router, or its config is invalid or unsupported.
     """
     router, *others = folder.json("modules.json", list, []) or [None]
-    if not isinstance(router, dict) or _class_name(router.get("type")) != _CLASS:
+    if not isinstance(router, dict) or class_name(router.get("type")) != _CLASS:
         return None
     if others:
         raise CheckpointError("modules.json lists modules after the Router, which is not supported")
@@ -54,8 +54,8 @@ def read_routes(folder: ModelFolder) -> Routes | None:
         tuple((str(types.get(key)), join(subfolder, key)) for key in _keys(structure, route, name))
         for route in _ROUTES
     )
-    if [_class_name(kind) for kind, _ in query] != [_QUERY_MODULE]:
-        kinds = " -> ".join(_class_name(kind) for kind, _ in query)
+    if [class_name(kind) for kind, _ in query] != [_QUERY_MODULE]:
+        kinds = " -> ".join(class_name(kind) for kind, _ in query)
         raise CheckpointError(
             f"{name}: the route query is {kinds}; only {_QUERY_MODULE} is supported, as in "
             "inference-free sparse models"
@@ -69,7 +69,7 @@ def read_routes(folder: ModelFolder) -> Routes | None:
     return Routes(query=query[0][1], document=document, default=str(default))
 
 
-def _class_name(path: object) -> str:
+def class_name(path: object) -> str:
     """Return the class name in a module's type; the whole type of code from elsewhere."""
     package, _, name = str(path).rpartition(".")
     return name if package.split(".")[0] == "sentence_transformers" else str(path)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
 from models.export.modules import MODEL_CONFIG
+from models.export.router import class_name
 from models.export.sentence_config import Overrides, read_prompts, read_truncate_dim
 from models.export.similarity import read_similarity
 from models.export.tasks import EMBEDDING
@@ -136,10 +137,7 @@ def read_static(folder: ModelFolder, overrides: Overrides) -> StaticModel:
 
 
 def _kind(module: object) -> str:
-    """Return the class name of a module of sentence-transformers; of other code, its whole path."""
-    path = str(module.get("type")) if isinstance(module, dict) else ""
-    package, _, name = path.rpartition(".")
-    return name if package.partition(".")[0] == "sentence_transformers" else path
+    return class_name(module.get("type")) if isinstance(module, dict) else ""
 
 
 def _read_modules(folder: ModelFolder, modules: list[Any]) -> tuple[str, bool]:

@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from models.export.classifier import check_required
 from models.export.families import Family
-from models.export.model_folder import CheckpointError
+from models.export.model_folder import CheckpointError, check_required, first_class
 
 _CLASS = "ForTokenClassification"
 # transformers' pipeline applies softmax in all cases: it does not read `problem_type`.
@@ -17,8 +16,7 @@ def tags(config: Mapping[str, Any], family: Family) -> bool:
 
     A class whose head the family may ignore needs names of labels as well.
     """
-    names = config.get("architectures")
-    first = str(names[0]) if isinstance(names, list) and names else ""
+    first = first_class(config)
     is_named = first not in family.ignored_heads or bool(config.get("id2label"))
     return first.endswith(_CLASS) and is_named
 
@@ -30,4 +28,4 @@ def check_supported(config: Mapping[str, Any], family: Family, name: str) -> Non
             f"{name}: architectures names {config['architectures'][0]}, but token classification "
             f"is not supported for this family (model_type {config.get('model_type')!r})"
         )
-    check_required(config, family.token_classifier, name)
+    check_required(config, family.token_classifier.required, name)

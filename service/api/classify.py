@@ -11,7 +11,7 @@ from service.api.classify_schemas import ClassifyRequest, ClassifyResponse
 from service.api.deadline import cancel_on_disconnect
 from service.api.explanations import label_fields
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
@@ -26,7 +26,7 @@ router = APIRouter(route_class=RawRoute)
     dependencies=[require_scope("encode")],
     response_model=ClassifyResponse,
     openapi_extra=request_body(ClassifyRequest),
-    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
+    responses=error_responses(*INFERENCE_STATUSES),
 )
 async def classify(request: Request, state: State) -> Response:
     """Return the labels of each text or pair of texts with their scores, best first."""

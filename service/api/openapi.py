@@ -52,6 +52,10 @@ _RETRY_AFTER_HEADER = {
 }
 
 
+# Statuses of errors of the routes that run a model.
+INFERENCE_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+
+
 def error_responses(
     *statuses: int, schema: type[BaseModel] = Problem, media_type: str = PROBLEM
 ) -> dict[int | str, dict[str, Any]]:

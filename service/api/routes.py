@@ -14,7 +14,7 @@ from service.api.chunks import encode_chunks
 from service.api.deadline import cancel_on_disconnect
 from service.api.lease import lease_with_options
 from service.api.metrics import FORMATS
-from service.api.openapi import error_responses
+from service.api.openapi import INFERENCE_STATUSES, error_responses
 from service.api.raw_route import RawRoute
 from service.api.responses import (
     OCTETS,
@@ -64,7 +64,7 @@ async def root() -> RedirectResponse:
     openapi_extra={"requestBody": ENCODE_BODY},
     responses={
         200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
-        **error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
+        **error_responses(*INFERENCE_STATUSES),
     },
 )
 async def encode(request: Request, state: State) -> Response:

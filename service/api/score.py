@@ -11,7 +11,7 @@ from service.api.chunks import chunk_fields
 from service.api.deadline import cancel_on_disconnect
 from service.api.explanations import explanation_fields, highlight_fields, option_of
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.score_schemas import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
@@ -20,7 +20,7 @@ from service.inference.model.model import Model
 from service.inference.model.pair_scores import PairScores
 
 router = APIRouter(route_class=RawRoute)
-_ERRORS = error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+_ERRORS = error_responses(*INFERENCE_STATUSES)
 
 
 @router.post(

@@ -9,7 +9,7 @@ from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
 from service.api.deadline import cancel_on_disconnect
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
@@ -25,7 +25,7 @@ router = APIRouter(route_class=RawRoute)
     dependencies=[require_scope("encode")],
     response_model=TagResponse,
     openapi_extra=request_body(TagRequest),
-    responses=error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
+    responses=error_responses(*INFERENCE_STATUSES),
 )
 async def tag(request: Request, state: State) -> Response:
     """Return the labelled spans of each text; start and end count Unicode code points."""

@@ -31,7 +31,7 @@ _JOINED = "embeddings"
 
 @dataclass
 class _Plan:
-    """The parts that a run encodes; see `readers.Plan`.
+    """The parts that a run encodes; see `readers.ReadPlan`.
 
     Attributes:
         options: Settings of the job.

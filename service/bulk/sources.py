@@ -268,7 +268,7 @@ def _open(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _open_verified(file: InputFile) -> Iterator[BinaryIO]:
-    """Open a file, whose content is compared with that of the fingerprint before it is used."""
+    """Open a file, whose content is compared with its hash before it is used."""
     with _open(Path(file.path)) as raw:
         yield with_verification(raw, file)
 

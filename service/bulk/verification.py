@@ -28,7 +28,7 @@ _BITS_TOLERANCE = 0.2
 
 @dataclass(frozen=True)
 class _Sample:
-    """A plan that reads the parts of some rows; see `readers.Plan`."""
+    """A plan that reads the parts of some rows; see `readers.ReadPlan`."""
 
     parts: frozenset[int]
     part_rows: int

@@ -121,7 +121,7 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
         rankings[UNMAPPED] = search(queries[1], old, spaces[0])
     with tempfile.TemporaryDirectory() as name:
         for form, map_ in maps.items():
-            folder = Path(name) / form.replace(" ", "-")
+            folder = Path(name) / form
             _write_mapped(new.folder / "queries", folder, map_, artifacts[0].manifest.normalize)
             rankings[form] = search(VectorFiles(folder, queries[1].ids, "dense"), old, spaces[0])
 

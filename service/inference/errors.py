@@ -10,6 +10,9 @@ VitrineError
 └── DeadlineExceeded   the deadline of the call has passed
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class VitrineError(Exception):
     """Base class of inference errors, with a stable code and a message for the caller.
@@ -107,3 +110,14 @@ class DeadlineExceeded(VitrineError):
     """The deadline of the call has passed."""
 
     code = "deadline"
+
+
+@contextmanager
+def after(count: int, kind: type[VitrineError] = VitrineError) -> Iterator[None]:
+    """Convert the index of an input in errors of a kind to its index after `count` other inputs."""
+    try:
+        yield
+    except kind as error:
+        if error.index is not None:
+            error.index += count
+        raise

@@ -201,7 +201,7 @@ GUARDS = (
     ),
     Guard(
         "models/export/__main__.py",
-        "{_printable(_reason(error, options.out))}",
+        "{printable(_reason(error, options.out))}",
         "{error}",
         f"{_M}test_names_from_files_are_printed_on_one_line",
     ),

@@ -22,7 +22,7 @@ from models.export.families.family import (
 )
 from models.export.families.rotary import FULL, layers_of_types, read_rotary
 from models.export.families.rotary_scaling import DECODER_TYPES
-from models.export.model_folder import CheckpointError
+from models.export.model_folder import CheckpointError, classes_of
 from models.network.config import AttentionConfig
 
 CONFIG: dict[str, str | tuple[str, ...]] = {
@@ -77,9 +77,7 @@ def is_causal(config: Settings) -> bool:
             f"config.json: {both} is {config[both]}, but is_causal is {causal}, which transformers "
             f"follows; set is_causal to {str(not causal).lower()} if the model was trained so"
         )
-    classes = config.get("architectures")
-    classes = classes if isinstance(classes, list) else []
-    others = [name for name in classes if not _CLASS.fullmatch(str(name))]
+    others = [name for name in classes_of(config) if not _CLASS.fullmatch(name)]
     if others and "is_causal" not in config:
         raise CheckpointError(
             f"config.json: architectures names {others[0]}, whose attention can have another "

@@ -19,7 +19,7 @@ from service.api.compat import rerank
 from service.api.compat.rerank import Name, RerankError
 from service.api.deadline import cancel_on_disconnect
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, SeveralResults, respond, serialize_rows
 from service.api.state import State
@@ -127,11 +127,7 @@ _ROUTE: dict[str, Any] = {
     "summary": "Embed texts",
     "response_model": CohereEmbedResponse,
     "openapi_extra": request_body(CohereEmbedRequest),
-    "responses": error_responses(
-        *(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
-        schema=RerankError,
-        media_type=JSON,
-    ),
+    "responses": error_responses(*INFERENCE_STATUSES, schema=RerankError, media_type=JSON),
 }
 
 

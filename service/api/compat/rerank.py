@@ -21,7 +21,7 @@ from service.api.compat.openai import Usage
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond
 from service.api.score_schemas import document_tag
@@ -141,11 +141,7 @@ _ROUTE: dict[str, Any] = {
     "dependencies": [require_scope("encode")],
     "response_model": CompatRerankResponse,
     "openapi_extra": request_body(CompatRerankRequest),
-    "responses": error_responses(
-        *(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504),
-        schema=RerankError,
-        media_type=JSON,
-    ),
+    "responses": error_responses(*INFERENCE_STATUSES, schema=RerankError, media_type=JSON),
 }
 
 

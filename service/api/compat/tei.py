@@ -146,18 +146,12 @@ async def tei_health(request: Request, state: State) -> Response:
 for _part in (tei_embed.router, tei_classify.router):
     router.routes.extend(_part.routes)
 
+_ROUTES = [route for route in router.routes if isinstance(route, APIRoute)]
 # Names of the routes under /tei, with "" for /tei and /tei/.
-_ROUTE_NAMES = frozenset(
-    route.path.removeprefix(PREFIX).removeprefix("/")
-    for route in router.routes
-    if isinstance(route, APIRoute)
-)
-
+_ROUTE_NAMES = frozenset(route.path.removeprefix(PREFIX).removeprefix("/") for route in _ROUTES)
 # Paths of the routes in `root_router`. GET / and GET /info remain routes of the native API.
 ROOT_PATHS = frozenset(
-    route.path.removeprefix(PREFIX) or "/"
-    for route in router.routes
-    if isinstance(route, APIRoute) and route.path != f"{PREFIX}/info"
+    route.path.removeprefix(PREFIX) or "/" for route in _ROUTES if route.path != f"{PREFIX}/info"
 )
 
 
@@ -179,7 +173,7 @@ def check_name(name: str) -> None:
 def root_router() -> APIRouter:
     """Return the routes without the prefix /tei, for clients that drop the path of a base URL."""
     root = APIRouter(route_class=RawRoute)
-    for route in _routes():
+    for route in _ROUTES:
         path = route.path.removeprefix(PREFIX) or "/"
         if path in ROOT_PATHS and (path != "/" or "POST" in (route.methods or ())):
             _add(root, path, route, "root")
@@ -190,14 +184,10 @@ def model_router() -> APIRouter:
     """Return the routes under /tei/{model}, where {model} is the name of a served model."""
     named = APIRouter(route_class=RawRoute)
     # A name may have slashes, so /tei/{model} matches all other paths and comes last.
-    for route in sorted(_routes(), key=lambda route: len(route.path), reverse=True):
+    for route in sorted(_ROUTES, key=lambda route: len(route.path), reverse=True):
         if (route.path, route.methods) != (PREFIX, {"GET"}):
             _add(named, f"{PREFIX}/{{model:path}}{route.path.removeprefix(PREFIX)}", route, "model")
     return named
-
-
-def _routes() -> list[APIRoute]:
-    return [route for route in router.routes if isinstance(route, APIRoute)]
 
 
 def _add(target: APIRouter, path: str, route: APIRoute, name: str) -> None:

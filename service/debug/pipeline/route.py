@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from models.manifest import Manifest
 from service.api.auth import require_scope
 from service.api.body import read_body
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.debug.pipeline.access import ACCESS
 from service.debug.pipeline.call import Call
@@ -78,7 +78,7 @@ class GradientRoute(Generic[Body]):
             kind = self.kind_for(model.artifact.manifest)
             return await self.handler(body, Call(request, state, model, kind))
 
-        errors = error_responses(400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503, 504)
+        errors = error_responses(*INFERENCE_STATUSES)
         router.add_api_route(
             f"/{self.name}",
             endpoint,

@@ -67,7 +67,7 @@ class RequestQueue(Generic[Item]):
 
     def oldest_items(self) -> list[Item]:
         """Return the oldest queued item of each request with queued items."""
-        oldest = (next(filter(_is_queued, request.entries), None) for request in self.ring)
+        oldest = (next((e for e in each.entries if not e.is_removed), None) for each in self.ring)
         return [entry.item for entry in oldest if entry is not None]
 
     def drop_removed(self) -> None:
@@ -131,7 +131,3 @@ class RequestQueue(Generic[Item]):
             for entry in self.by_length[length]:
                 if not entry.is_removed and entry is not first:
                     yield entry
-
-
-def _is_queued(entry: QueueEntry[Item]) -> bool:
-    return not entry.is_removed

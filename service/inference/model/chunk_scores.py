@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from service.inference.call_options import CallOptions
-from service.inference.errors import InferenceFailed, InvalidInput, VitrineError
+from service.inference.errors import InferenceFailed, InvalidInput, VitrineError, after
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.similarity import EncodedTexts, compare, similarity_of, token_limit
 from service.inference.results.chunked_texts import ChunkedTexts
@@ -56,10 +56,10 @@ async def score_pairs(
     def tokenize() -> list[Row]:
         for index, query in enumerate(queries):
             tokenizer.check_text(query, index)
-        with _after(len(queries)):
+        with after(len(queries)):
             return chunked.pair_rows(model.pair_rows, queries, limits, options)
 
-    with _after(len(queries), InferenceFailed), chunked.convert_index(InferenceFailed):
+    with after(len(queries), InferenceFailed), chunked.convert_index(InferenceFailed):
         rows, (results,), seconds = await model.run(
             [*queries, *chunked.parts], len(documents), tokenize, ("logits",), options
         )
@@ -90,7 +90,7 @@ async def score_vectors(
 
     def tokenize() -> list[Row]:
         rows = model.tokenizer.rows_of_texts(queries, "query", options.on_overflow)
-        with _after(count):
+        with after(count):
             return rows + chunked.rows("document")
 
     with _of_rows(chunked, count, InferenceFailed):
@@ -135,15 +135,4 @@ def _of_rows(chunked: ChunkedTexts, queries: int, kind: type[VitrineError]) -> I
     except kind as error:
         if error.index is not None and error.index >= queries:
             error.index = queries + chunked.owners[error.index - queries]
-        raise
-
-
-@contextmanager
-def _after(count: int, kind: type[VitrineError] = VitrineError) -> Iterator[None]:
-    """Convert the index of a document in errors of a kind to its index after `count` queries."""
-    try:
-        yield
-    except kind as error:
-        if error.index is not None:
-            error.index += count
         raise

@@ -1,4 +1,4 @@
-"""The Python API of a model: encode, classify and score texts."""
+"""The Python API of a model: encode, classify, tag and score texts."""
 
 import asyncio
 from collections.abc import Sequence

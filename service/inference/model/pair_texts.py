@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from service.inference.call_options import OnOverflow
-from service.inference.errors import VitrineError
+from service.inference.errors import VitrineError, after
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import TextTokenizer
 
@@ -58,12 +58,8 @@ class PairTexts:
                 documents, queries first.
         """
         self._queries.add(queries, on_overflow)
-        try:
+        with after(len(queries)):
             self._documents.add(documents, on_overflow)
-        except VitrineError as error:
-            if error.index is not None:
-                error.index += len(queries)
-            raise
         own = [*queries] * len(documents) if len(queries) == 1 else queries
         self._pairs = list(zip(own, documents, strict=True))
 

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from service.inference.call_options import CallOptions
-from service.inference.errors import InferenceFailed, InvalidInput, VitrineError
+from service.inference.errors import InferenceFailed, InvalidInput, VitrineError, after
 from service.inference.explain.terms import check_explainable
 from service.inference.model.chunk_scores import check_chunking, score_pairs, score_vectors
 from service.inference.model.classification import Classification
@@ -175,12 +175,8 @@ async def _score_pairs(
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
     pairs = list(zip(repeat(queries, len(documents)), documents, strict=True))
-    try:
+    with after(len(queries)):
         result = await classify(model, pairs, limits, options, count_tokens)
-    except VitrineError as error:
-        if error.index is not None:
-            error.index += len(queries)
-        raise
     return PairScores(
         result.scores[:, 0],
         result.logits[:, 0],

@@ -1,6 +1,6 @@
 // Results of a section: whether they are those of the inputs, and what has been checked of them.
 
-import { byId, element, lamp } from "./dom.js";
+import { lamp } from "./dom.js";
 import { inputs } from "./inputs.js";
 import { CHECKS, checks } from "./reading.js";
 import { Problem } from "./request.js";

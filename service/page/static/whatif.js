@@ -1,7 +1,7 @@
 // Counterfactuals: words struck out or edited, and the result of the served model before and after.
 
 import { explainedTexts, isCut, nameOf } from "./deletion.js";
-import { byId, element, listed, muted, shown, signed } from "./dom.js";
+import { byId, listed, muted, shown, signed } from "./dom.js";
 import { measure } from "./measure.js";
 import { Problem } from "./request.js";
 import { number, table } from "./tables.js";
