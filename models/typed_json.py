@@ -69,7 +69,7 @@ Float32 = Annotated[float, within(-3.4e38, 3.4e38)]
 
 
 def read_dataclass(kind: type[T], value: object) -> T:
-    """Return the dataclass of a JSON object; fields with a default may be missing.
+    """Return the dataclass of a JSON object, in which fields with a default value may be missing.
 
     Raises:
         FieldError: A field is missing, unknown, of another type, or out of bounds.

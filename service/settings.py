@@ -40,7 +40,6 @@ from service.logs import LogFormat
 from service.model_cache import absolute_if_local
 
 Scope = Literal["encode", "bulk", "debug", "metrics", "admin"]
-SCOPES: tuple[Scope, ...] = ("encode", "bulk", "debug", "metrics", "admin")
 # Variables that Kubernetes sets for a service named vitrine, such as VITRINE_SERVICE_HOST and
 # VITRINE_PORT_8000_TCP_ADDR.
 _SERVICE_LINK = re.compile(r"VITRINE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")

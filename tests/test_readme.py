@@ -5,6 +5,7 @@ import re
 import threading
 from pathlib import Path
 from types import FrameType
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from service.api.compat import openai
 from service.app import create_app
-from service.settings import SCOPES, EngineSettings, ModelSettings, Settings, table, variable
+from service.settings import EngineSettings, ModelSettings, Scope, Settings, table, variable
 from tests.serving import flat_routes, serving
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +60,7 @@ def test_routes_table_agrees_with_the_code(settings: Settings) -> None:
     for route in flat_routes(app.routes):
         dependencies = route.dependencies if isinstance(route, APIRoute) else []
         names = [getattr(d.dependency, "__name__", "") for d in dependencies]
-        scopes = [scope for scope in SCOPES if f"require_{scope}" in names]
+        scopes = [scope for scope in get_args(Scope) if f"require_{scope}" in names]
         path = route.path.replace(":path}", "}")
         for method in (getattr(route, "methods", None) or {"GET"}) - {"HEAD"}:
             actual[f"{method} {path}"] = scopes[0] if scopes else "none"

@@ -268,7 +268,7 @@ def _outputs(model: ReferenceModel, row: InputRow) -> dict[str, Tensor]:
     return tap.outputs
 
 
-def norm_stress(width: int, eps: float, kind: str = "layer_norm") -> tuple[StressRow, ...]:
+def norm_stress(width: int, eps: float, kind: str) -> tuple[StressRow, ...]:
     """Return the errors of onnxruntime's norm on the rows in `STRESS_ROWS`.
 
     Errors are differences from float64. The bound of a row is a multiple of its rounding error: the

@@ -2,39 +2,23 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Tag
 
 from service.api.explanations import DeletionInfo, ExplainLabel, ShapleyInfo
-from service.api.schemas import ModelName
+from service.api.schemas import ModelName, PromptName, by_type
 from service.inference.errors import InvalidInput
 from service.inference.model.zero_shot import CandidateLabels
-
-
-def _input_tag(value: object) -> str | None:
-    return "text" if isinstance(value, str) else "pair" if isinstance(value, list) else None
-
-
-def _inputs_tag(value: object) -> str | None:
-    return "text" if isinstance(value, str) else "inputs" if isinstance(value, list) else None
-
 
 Pair = Annotated[list[str], Field(min_length=2, max_length=2)]
 Input = Annotated[
     Annotated[str, Tag("text")] | Annotated[Pair, Tag("pair")],
-    Discriminator(
-        _input_tag,
-        custom_error_type="inputs",
-        custom_error_message="Input should be a text or a pair of texts",
-    ),
+    by_type({str: "text", list: "pair"}, "a text or a pair of texts"),
 ]
 Inputs = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[list[Input], Field(min_length=1, fail_fast=True), Tag("inputs")],
-    Discriminator(
-        _inputs_tag,
-        custom_error_type="inputs",
-        custom_error_message="Input should be a text, or a list whose items are texts or pairs of "
-        "texts",
+    by_type(
+        {str: "text", list: "inputs"}, "a text, or a list whose items are texts or pairs of texts"
     ),
 ]
 
@@ -46,7 +30,6 @@ OnOverflow = Annotated[
         "respond with an error; in a pair, the longer text is truncated first"
     ),
 ]
-PromptName = Annotated[str, StringConstraints(max_length=256)] | None
 RawScores = Annotated[
     bool, Field(description="Whether scores are logits, before the model's activation function")
 ]

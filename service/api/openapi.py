@@ -8,6 +8,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from service.api.errors import DESCRIPTIONS, PROBLEM
+from service.api.headers import PRIORITY, TIMEOUT
 from service.api.schemas import Problem, reference
 from service.settings import LimitSettings
 
@@ -30,14 +31,14 @@ _REQUEST_ID = {
     "schema": {"type": "string"},
 }
 _TIMEOUT = {
-    "name": "X-Request-Timeout-Ms",
+    "name": TIMEOUT,
     "in": "header",
     "description": "Deadline of the request in milliseconds; a value above the service's own "
     "deadline has no effect",
     "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
 }
 _PRIORITY = {
-    "name": "X-Priority",
+    "name": PRIORITY,
     "in": "header",
     "description": "Priority of the inference; interactive requests overtake bulk requests",
     "schema": {"type": "string", "enum": ["interactive", "bulk"], "default": "interactive"},

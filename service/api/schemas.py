@@ -1,6 +1,6 @@
 """Pydantic models of requests and responses, from which the OpenAPI document is generated."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Annotated, Any, Literal
 
@@ -39,6 +39,29 @@ Inputs = Annotated[
 ]
 
 
+def by_type(tags: Mapping[type, str], allowed: str) -> Discriminator:
+    """Return the discriminator of a union whose members have different JSON types.
+
+    Without it, the error of a value would be that of the first member.
+
+    Args:
+        tags: Tag of the member with each Python type of JSON values, and of its own type.
+        allowed: Allowed values, for the error of a value with another type.
+    """
+    return Discriminator(
+        lambda value: tags.get(type(value)),
+        custom_error_type="type",
+        custom_error_message=f"Input should be {allowed}",
+    )
+
+
+Texts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")],
+    by_type({str: "text", list: "texts"}, "a text or a list of texts"),
+]
+
+
 def as_list(inputs: str | Sequence[Any]) -> Sequence[Any]:
     """Return the inputs as a list; a text or a list of integers is a single input."""
     is_single = isinstance(inputs, str) or (inputs and isinstance(inputs[0], int))
@@ -52,6 +75,7 @@ Outputs = Annotated[
     | Annotated[list[OutputName], Field(min_length=1, max_length=4), Tag("outputs")],
     Discriminator(lambda output: "outputs" if isinstance(output, list) else "output"),
 ]
+PromptName = Annotated[str, StringConstraints(max_length=256)] | None
 ModelName = Annotated[
     Annotated[str, StringConstraints(max_length=256)] | None,
     Field(description="Name or alias of a served model; null: the default model"),
@@ -68,7 +92,7 @@ class EncodeRequest(BaseModel):
         description="A text, a list of texts, or a list of lists of token ids; token ids get no "
         "prompt and no special tokens"
     )
-    prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
+    prompt_name: PromptName = Field(
         None,
         description="Name of the model's prompt to prepend to each text; an adapter of the same "
         "name is applied too; `query` and `document` also select a multi-vector model's rules for "

@@ -2,10 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from service.api.chunk_schemas import ChunkInfo, DocumentChunking
-from service.api.classify_schemas import OnOverflow, PromptName, RawScores
+from service.api.classify_schemas import OnOverflow, RawScores
 from service.api.explanations import (
     DeletionInfo,
     Explain,
@@ -14,27 +14,8 @@ from service.api.explanations import (
     TermsInfo,
     UnitInfo,
 )
-from service.api.schemas import ModelName
+from service.api.schemas import ModelName, PromptName, Texts, by_type
 
-
-def _tag(value: object) -> str | None:
-    return "text" if isinstance(value, str) else "texts" if isinstance(value, list) else None
-
-
-def document_tag(value: object) -> str | None:
-    """Return the union tag of a document."""
-    return "text" if isinstance(value, str) else "object" if isinstance(value, dict) else None
-
-
-Texts = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")],
-    Discriminator(
-        _tag,
-        custom_error_type="texts",
-        custom_error_message="Input should be a text or a list of texts",
-    ),
-]
 Instruction = Annotated[
     str | None,
     Field(
@@ -65,11 +46,7 @@ Documents = Annotated[
     list[
         Annotated[
             Annotated[str, Tag("text")] | Annotated[Document, Tag("object")],
-            Discriminator(
-                document_tag,
-                custom_error_type="documents",
-                custom_error_message="Input should be a text, or an object with the field text",
-            ),
+            by_type({str: "text", dict: "object"}, "a text, or an object with the field text"),
         ]
     ],
     Field(min_length=1, fail_fast=True),

@@ -2,28 +2,12 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from service.api.schemas import ModelName
+from service.api.schemas import ModelName, Texts
 from service.inference.model.arguments import MAX_ENTITY_LABELS
 from service.inference.results.spans import EntityLabels
 from service.inference.results.tags import Aggregation
-
-
-def _inputs_tag(value: object) -> str | None:
-    return "text" if isinstance(value, str) else "texts" if isinstance(value, list) else None
-
-
-Inputs = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")],
-    Discriminator(
-        _inputs_tag,
-        custom_error_type="inputs",
-        custom_error_message="Input should be a text or a list of texts",
-    ),
-]
-
 
 EntityLabel = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
@@ -33,7 +17,7 @@ class TagRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    inputs: Inputs = Field(description="A text, or a list of texts")
+    inputs: Texts = Field(description="A text, or a list of texts")
     labels: list[EntityLabel] | None = Field(
         None,
         min_length=1,

@@ -9,10 +9,11 @@ from pydantic import Field, Tag
 
 from models.gradients import results
 from models.gradients.budget import patch_token_steps
+from service.api.schemas import by_type
 from service.debug.activations import TapNames, tap_points_of
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
-from service.debug.pipeline.request_fields import ModelRequest, Text, by_type
+from service.debug.pipeline.request_fields import ModelRequest, Text
 from service.debug.pipeline.response import CostResponse, Token, response_model
 from service.debug.pipeline.route import GradientRoute
 from service.debug.target import (

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from httpx2 import Response
@@ -30,13 +31,13 @@ from service.inference.registry.registry import ModelRegistry
 from service.inference.registry.served_models import ModelSpec, specs_in
 from service.model_cache import required_signer
 from service.settings import (
-    SCOPES,
     ApiKey,
     AuthSettings,
     DebugSettings,
     EngineSettings,
     ModelSettings,
     ModelsSettings,
+    Scope,
     Settings,
 )
 from tests.hostile_artifacts import copy_of, edit, replace
@@ -75,7 +76,7 @@ def settings_of(path: Path, key: tuple[Path, Path]) -> Settings:
         model=ModelSettings(path=path),
         models=ModelsSettings(verify=key[1]),
         engine=EngineSettings(name="onnxruntime", threads=2),
-        auth=AuthSettings(keys=(ApiKey(name="admin", key=SecretStr(KEY), scopes=SCOPES),)),
+        auth=AuthSettings(keys=(ApiKey(name="admin", key=SecretStr(KEY), scopes=get_args(Scope)),)),
         # A process of its own for each gradient job.
         debug=DebugSettings(enabled=True, hosts=("testserver",), max_jobs=1),
     )

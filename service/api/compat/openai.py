@@ -20,7 +20,7 @@ from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond, serialize_rows
-from service.api.schemas import Ids, as_list
+from service.api.schemas import Ids, PromptName, as_list
 from service.api.state import State
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.similarity import keeps_similarity_at_unit_length
@@ -85,7 +85,7 @@ class EmbeddingsRequest(BaseModel):
         description="Dtype of the vectors, as in Voyage's API; see `output_dtype` of /encode; with "
         "base64, of their bytes",
     )
-    prompt_name: Annotated[str, StringConstraints(max_length=256)] | None = Field(
+    prompt_name: PromptName = Field(
         None,
         description="Extension of OpenAI's API: name of the model's prompt to prepend to each "
         "text; an adapter of the same name is applied too; null: the default prompt",

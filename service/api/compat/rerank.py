@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Tag
 
 from service.api.auth import require_scope
 from service.api.body import read_inputs
@@ -24,7 +24,7 @@ from service.api.lease import lease_with_options
 from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond
-from service.api.score_schemas import document_tag
+from service.api.schemas import by_type
 from service.api.state import State
 from service.inference.errors import VitrineError
 from service.inference.model.pair_scores import PairScores
@@ -59,11 +59,7 @@ class CompatRerankRequest(BaseModel):
         list[
             Annotated[
                 Annotated[str, Tag("text")] | Annotated[CompatDocument, Tag("object")],
-                Discriminator(
-                    document_tag,
-                    custom_error_type="documents",
-                    custom_error_message="Input should be a text, or an object with a text",
-                ),
+                by_type({str: "text", dict: "object"}, "a text, or an object with a text"),
             ]
         ],
         Field(min_length=1, fail_fast=True),

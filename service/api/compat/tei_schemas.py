@@ -3,15 +3,13 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from service.api.classify_schemas import MAX_CANDIDATES, CandidateLabel, HypothesisTemplate
-from service.api.schemas import Ids, as_list
+from service.api.schemas import Ids, PromptName, as_list, by_type
 from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput
 from service.inference.model.zero_shot import CandidateLabels
-
-_INPUT_TAGS = {str: "text", list: "ids"}
 
 
 def _inputs_tag(value: object) -> str | None:
@@ -23,11 +21,7 @@ def _inputs_tag(value: object) -> str | None:
 # One input: a text, or a list of token ids.
 Input = Annotated[
     Annotated[str, Tag("text")] | Annotated[Ids, Tag("ids")],
-    Discriminator(
-        lambda value: _INPUT_TAGS.get(type(value)),
-        custom_error_type="input",
-        custom_error_message="Input should be a text or a list of token ids",
-    ),
+    by_type({str: "text", list: "ids"}, "a text or a list of token ids"),
 ]
 Inputs = Annotated[
     Annotated[str, Tag("text")]
@@ -40,7 +34,6 @@ Inputs = Annotated[
         "lists of token ids",
     ),
 ]
-PromptName = Annotated[str, StringConstraints(max_length=256)] | None
 
 
 class _TeiBody(BaseModel):

@@ -23,7 +23,7 @@ from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond
-from service.api.score_schemas import Texts
+from service.api.schemas import Texts
 from service.api.state import State
 from service.inference.errors import InvalidInput
 from service.inference.model.classification import Classification

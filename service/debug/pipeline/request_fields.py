@@ -1,11 +1,10 @@
 """Base models and fields of request bodies."""
 
-from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Tag
 
-from service.api.schemas import ModelName
+from service.api.schemas import ModelName, by_type
 
 
 class StrictModel(BaseModel):
@@ -32,22 +31,6 @@ class TextOrPair(PromptedText):
 
     text_pair: str | None = Field(
         None, description="Second text, for models that read two texts at once"
-    )
-
-
-def by_type(tags: Mapping[type, str], allowed: str) -> Discriminator:
-    """Return the discriminator of a union whose members have different JSON types.
-
-    Without it, the error of a value would be that of the first member.
-
-    Args:
-        tags: Tag of the member with each Python type of JSON values, and of its own type.
-        allowed: Allowed values, for the error of a value with another type.
-    """
-    return Discriminator(
-        lambda value: tags.get(type(value)),
-        custom_error_type="type",
-        custom_error_message=f"Input should be {allowed}",
     )
 
 

@@ -20,7 +20,7 @@ class AttentionCost:
     """
 
     def __init__(
-        self, windows: Sequence[int | None], hidden_size: int, padding_cost: float = 0.0
+        self, windows: Sequence[int | None], hidden_size: int, padding_cost: float
     ) -> None:
         self._padding_cost = padding_cost
         # Each window's size in tokens, and the cost of a pair over all layers with this window.

@@ -2,6 +2,7 @@ import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from fastapi.routing import APIRoute
@@ -9,7 +10,7 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.settings import SCOPES, ApiKey, AuthSettings, Scope, Settings
+from service.settings import ApiKey, AuthSettings, Scope, Settings
 from tests.serving import flat_routes, serving
 
 KEYS: dict[Scope, str] = {
@@ -48,7 +49,9 @@ def test_every_route_requires_one_scope_unless_it_is_listed_as_public(keyed: Set
     for route in routes:
         dependencies = route.dependencies if isinstance(route, APIRoute) else []
         names = [getattr(dependency.dependency, "__name__", "") for dependency in dependencies]
-        scopes = [name for name in names if name in {f"require_{scope}" for scope in SCOPES}]
+        scopes = [
+            name for name in names if name in {f"require_{scope}" for scope in get_args(Scope)}
+        ]
         for method in (getattr(route, "methods", None) or {"GET"}) - {"HEAD"}:
             operation = f"{method} {route.path}"
             assert len(scopes) == (0 if operation in PUBLIC else 1), operation

@@ -12,7 +12,7 @@ def test_cost_counts_the_pairs_of_tokens_that_attend_to_each_other(
     family: str, family_artifact: FamilyArtifact
 ) -> None:
     artifact = family_artifact(family)
-    cost = AttentionCost(artifact.manifest.windows, artifact.manifest.hidden_size)
+    cost = AttentionCost(artifact.manifest.windows, artifact.manifest.hidden_size, 0.0)
     config = load(artifact.path / "source")[0].encoder.config
     for length in (1, 5, 2000):
         excluded = [layer.reach.excludes(length, torch.device("cpu")) for layer in config.attention]
