@@ -292,30 +292,32 @@ MODULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("arguments", MODULES)
-def test_modules_are_drop_in_replacements_for_torch(arguments: str) -> None:
-    options = MODULES[arguments]
-    ours, fused = LayerNorm(**options), AddLayerNorm(**options)
-    theirs = torch.nn.LayerNorm(**options)
+def check_replaces(
+    ours: torch.nn.Module, fused: torch.nn.Module, theirs: torch.nn.Module, dtype: torch.dtype
+) -> None:
+    """Check modules of inputs `(..., 5, 8)` against the module of torch that they replace."""
     assert repr(ours) == repr(theirs)
     for parameter in theirs.parameters():
         torch.nn.init.normal_(parameter)
     ours.load_state_dict(theirs.state_dict())
     fused.load_state_dict(theirs.state_dict())
-    dtype = options.get("dtype", torch.float32)
     x = torch.randn(2, 3, 5, 8, dtype=dtype, requires_grad=True)
     residual = torch.randn_like(x)
     torch.testing.assert_close(ours(x), theirs(x))
     torch.testing.assert_close(fused(x, residual), theirs(x + residual))
-    torch.testing.assert_close(fused.with_sum(x, residual)[1], x + residual)
+    torch.testing.assert_close(fused.with_sum(x, residual)[1], x + residual)  # type: ignore[operator]
     actual = torch.autograd.grad(fused(x, residual).square().sum(), [x, *fused.parameters()])
     expected = torch.autograd.grad(theirs(x + residual).square().sum(), [x, *theirs.parameters()])
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    for module in (ours, theirs):
-        with pytest.raises(
-            RuntimeError, match=r"Given normalized_shape=\[.*8\], expected input with"
-        ):
-            module(torch.zeros(3, 7, dtype=dtype))
+    with pytest.raises(RuntimeError, match=r"Given normalized_shape=\[.*8\], expected input with"):
+        ours(torch.zeros(3, 7, dtype=dtype))
+
+
+@pytest.mark.parametrize("arguments", MODULES)
+def test_modules_are_drop_in_replacements_for_torch(arguments: str) -> None:
+    options = MODULES[arguments]
+    ours, fused = LayerNorm(**options), AddLayerNorm(**options)
+    check_replaces(ours, fused, torch.nn.LayerNorm(**options), options.get("dtype", torch.float32))
 
 
 @pytest.mark.parametrize(
@@ -329,23 +331,8 @@ def test_modules_are_drop_in_replacements_for_torch(arguments: str) -> None:
     ],
 )
 def test_rms_modules_are_drop_in_replacements_for_torch(options: dict[str, Any]) -> None:
-    ours, fused, theirs = RMSNorm(**options), AddRMSNorm(**options), torch.nn.RMSNorm(**options)
-    assert repr(ours) == repr(theirs)
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter)
-    ours.load_state_dict(theirs.state_dict())
-    fused.load_state_dict(theirs.state_dict())
-    dtype = options.get("dtype", torch.float32)
-    x = torch.randn(2, 3, 5, 8, dtype=dtype, requires_grad=True)
-    residual = torch.randn_like(x)
-    torch.testing.assert_close(ours(x), theirs(x))
-    torch.testing.assert_close(fused(x, residual), theirs(x + residual))
-    torch.testing.assert_close(fused.with_sum(x, residual)[1], x + residual)
-    actual = torch.autograd.grad(fused(x, residual).square().sum(), [x, *fused.parameters()])
-    expected = torch.autograd.grad(theirs(x + residual).square().sum(), [x, *theirs.parameters()])
-    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
-    with pytest.raises(RuntimeError, match=r"Given normalized_shape=\[.*8\], expected input with"):
-        ours(torch.zeros(3, 7, dtype=dtype))
+    ours, fused = RMSNorm(**options), AddRMSNorm(**options)
+    check_replaces(ours, fused, torch.nn.RMSNorm(**options), options.get("dtype", torch.float32))
 
 
 @pytest.mark.parametrize("normalized_shape", [8, (5, 8)])
