@@ -40,8 +40,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "self.clock.wait(waiting, min(wait_s, left_s))",
-        "asyncio.wait([waiting])",
+        "self.clock.wait(ended, min(wait_s, left_s))",
+        "asyncio.wait([ended])",
         f"{_T}test_app.py::test_stuck_engine_fails_its_requests_and_the_readiness_probe",
     ),
     Guard(
@@ -137,8 +137,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "else run.began + run.limit_s",
-        "else run.limit_s",
+        "if ended.done() or run is None or left_s > wait_s or ref(run) != looked_at:",
+        "if ended.done() or run is None or left_s > wait_s:",
         f"{_I}batching/test_batcher_faults.py::test_timeout_applies_to_each_batch_separately",
     ),
     Guard(
@@ -149,15 +149,9 @@ GUARDS = (
     ),
     Guard(
         "service/inference/batching/streams.py",
-        "if run is None or left_s > 0:",
-        "if run is None:",
+        "left_s > wait_s or ",
+        "",
         f"{_I}batching/test_streams.py::test_shorter_limit_of_another_batcher_cancels_no_run",
-    ),
-    Guard(
-        "service/inference/batching/streams.py",
-        "asyncio.wait([ended, self._joined], ",
-        "asyncio.wait([ended], ",
-        f"{_I}batching/test_streams.py::test_limit_of_a_batcher_that_joins_later_is_its_own",
     ),
     Guard(
         "service/inference/batching/streams.py",

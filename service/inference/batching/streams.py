@@ -41,6 +41,7 @@ from functools import partial
 from math import inf
 from operator import attrgetter
 from typing import Any, Protocol
+from weakref import ref
 
 from service.inference.batching.batch_former import Batch
 
@@ -157,7 +158,7 @@ class _Member:
     virtual_s: float = 0.0
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, weakref_slot=True)
 class _Run:
     """One run on a stream: a whole batch, a part of a failed batch, or the probe.
 
@@ -223,17 +224,13 @@ class StreamPool:
         self._retry: asyncio.Task[None] | None = None
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop
-        self._joined: asyncio.Future[None]  # completes when a further runner joins
 
     def join(self, runner: Runner) -> None:
         """Run the batches of a runner from now on."""
         with self._lock:
             self._members.append(_Member(runner))
-        if self._supervisors:
-            self._joined.set_result(None)
-        self._loop = asyncio.get_running_loop()
-        self._joined = self._loop.create_future()
         if not self._supervisors:
+            self._loop = asyncio.get_running_loop()
             self._supervisors = [
                 self._loop.create_task(self._supervise(is_spare=index < 0), name="stream")
                 for index in range(-self._has_spare, self.streams)
@@ -432,20 +429,6 @@ class StreamPool:
         stream.thread.submit(run)
         return await self._failure(stream)
 
-    async def _wait(self, ended: asyncio.Future[Any], left_s: float) -> None:
-        """Wait for the end of a stream's runs, for at most `left_s` seconds.
-
-        A run that begins meanwhile has at least the shortest limit of the runners, unless a further
-        one joins, which ends the wait.
-        """
-        wait_s = min((own.runner.timeout_s for own in self._members), default=_CANCEL_S)
-        either = asyncio.wait([ended, self._joined], return_when=asyncio.FIRST_COMPLETED)
-        waiting = self._loop.create_task(either)
-        try:
-            await self.clock.wait(waiting, min(wait_s, left_s))
-        finally:
-            waiting.cancel()
-
     async def _failure(self, stream: _Stream) -> Failure | None:
         """Wait for the end of a stream's runs, and apply the time limit to each of them.
 
@@ -459,10 +442,14 @@ class StreamPool:
         took_too_long = False
         while not ended.done():
             run = stream.run
+            looked_at = None if run is None else ref(run)
+            # A run that begins meanwhile has at least the shortest of these limits.
+            wait_s = min((own.runner.timeout_s for own in self._members), default=_CANCEL_S)
             left_s = inf if run is None else run.began + run.limit_s - self.clock.now()
-            if run is None or left_s > 0:
-                del run  # it would keep the batch and its model in memory after its end
-                await self._wait(ended, left_s)
+            del run  # it would keep the batch and its model in memory after its end
+            await self.clock.wait(ended, min(wait_s, left_s))
+            run = stream.run
+            if ended.done() or run is None or left_s > wait_s or ref(run) != looked_at:
                 continue
             run.member.runner.cancel()
             await self.clock.wait(ended, _CANCEL_S)

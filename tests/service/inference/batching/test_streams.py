@@ -364,27 +364,6 @@ async def test_shorter_limit_of_another_batcher_cancels_no_run() -> None:
         assert (await first).results == [1]
 
 
-async def test_limit_of_a_batcher_that_joins_later_is_its_own() -> None:
-    clock = ManualClock()
-    pool, run, cancelled = StreamPool(1, clock), Recorder(), threading.Event()
-    patient = batcher_of(square, timeout_s=500, pool=pool)
-
-    def cancel() -> None:
-        cancelled.set()
-        run.gate.set()
-
-    hasty = batcher_of(run, timeout_s=5, cancel=cancel, pool=pool)
-    async with started(patient):
-        await settled()
-        async with started(hasty):
-            task = await held(run, hasty)
-            await clock.advance(4.9)
-            assert not cancelled.is_set()
-            await clock.advance(0.2)
-            assert cancelled.is_set()
-            await task
-
-
 async def test_hanging_run_stops_its_batcher_and_the_others_get_a_new_thread() -> None:
     gate, threads = threading.Event(), list[int]()
     hanging_threads: list[threading.Thread] = []
