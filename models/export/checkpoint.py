@@ -384,9 +384,9 @@ def _positions(
     As in sentence-transformers, they may in a model without a table of positions, up to the number
     that the family derives, beyond which the network cannot compute it.
     """
-    if changes.get("position_embeddings", True) or family.fixed:
+    if changes.get("position_embeddings", True) or family.fixed or "max_positions" not in values:
         return {}
-    longest = max(values.get("max_positions", 0), min(length, _LARGEST["max_positions"]))
+    longest = max(values["max_positions"], min(length, _LARGEST["max_positions"]))
     return {"max_positions": min(longest, changes.get("max_positions", longest))}
 
 
