@@ -255,6 +255,8 @@ def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # no
 
     if not tokenizer.chat_template:
         raise CheckpointError("is missing")
+    if "strftime_now" in str(tokenizer.chat_template):  # which transformers calls for each text
+        raise CheckpointError("has the current date or time, which no fixed texts have")
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     probes = [
         (own, query, document)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from service.bulk.options import ERROR, ROW, BulkError, OptionError
 from service.bulk.parts import METADATA, native_file
+from service.bulk.sources import reading_errors
 from service.evaluation.collection import CONTENT, named_when_complete
 
 ContractName = Literal["vitrine", "openai", "tei"]
@@ -125,8 +126,10 @@ async def encode_on_server(job: ServerJob, texts: Path, output: Path, stop: asyn
             if not await asyncio.to_thread(part.exists):
                 rows = await server.encode(batch.column(0).to_pylist(), first)
                 await asyncio.to_thread(_write, part, rows, {**content, "version": server.version})
-            known = orjson.loads(pq.read_schema(native_file(part)).metadata[METADATA])
-            server.check(known.pop("version"), part)
+            with reading_errors(str(part)):  # a file of an earlier run
+                metadata = pq.read_schema(native_file(part)).metadata or {}
+            known = orjson.loads(metadata.get(METADATA, b"{}"))
+            server.check(known.pop("version", None), part)
             if known != content:
                 raise OptionError(f"{output} has vectors of another server or of other texts")
             first += len(batch)

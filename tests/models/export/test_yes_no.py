@@ -330,6 +330,10 @@ OTHER_TEMPLATES = {
         CHAT_TEMPLATE.replace("<|im_end|>\n<|im_start|>assistant", "\nAnswer:"),
         "does not have a special token after the document",
     ),
+    "with the date": (
+        CHAT_TEMPLATE.replace("Judge the", "{{ strftime_now('%d %b %Y') }} Judge the"),
+        "has the current date or time, which no fixed texts have",
+    ),
     "that fails": (CHAT_TEMPLATE.replace("'Find an answer.'", "1 // 0"), "renders no pair"),
     "that needs too much time": (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -149,6 +150,20 @@ def test_parts_of_another_model_are_refused(
     answered(changed)
     with pytest.raises(BulkError, match="the server has another model by now"):
         encode(texts, tmp_path / "vectors")
+
+
+def test_other_file_in_place_of_a_part_is_named(
+    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    answered(vectors)
+    part = tmp_path / "vectors" / "part-00000.parquet"
+    assert not encode(texts, part.parent, stop=True)
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(BulkError, match=r"part-00000.parquet cannot be read: Parquet magic"):
+        encode(texts, part.parent)
+    pq.write_table(pa.table({"row": [1]}), part)
+    with pytest.raises(OptionError, match="vectors of another server or of other texts"):
+        encode(texts, part.parent)
 
 
 def test_text_that_the_server_refuses_is_an_error_and_the_others_are_encoded(
