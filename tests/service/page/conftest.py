@@ -24,6 +24,10 @@ from tests.service.api.conftest import (  # noqa: F401 - fixtures
 from tests.service.page.browsing import OPTIONS, Browser, open_page
 from tests.serving import lines_until, process
 
+# Chromium without a user interface takes two thirds of the CPU time. Debian's command of this name
+# is a script, which chromedriver would end in place of the browser.
+SHELL = Path("/usr/lib/chromium/chromium-headless-shell")
+
 
 @pytest.fixture(scope="session")
 def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -88,9 +92,8 @@ def started_browser(*logs: str) -> Iterator[Browser]:
     options = webdriver.ChromeOptions()
     for option in OPTIONS:
         options.add_argument(option)
-    # Chromium without a user interface takes two thirds of the CPU time.
-    if shell := shutil.which("chromium-headless-shell"):
-        options.binary_location = shell
+    if SHELL.exists():
+        options.binary_location = str(SHELL)
     options.set_capability("goog:loggingPrefs", dict.fromkeys(logs, "ALL"))
     started = webdriver.Chrome(options=options, service=Service(executable_path=driver))
     yield started
