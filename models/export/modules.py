@@ -265,10 +265,8 @@ def _default_pooling(folder: ModelFolder, network: str, family: Family) -> str:
                 f"{network}: pooling is {own!r}; supported: {', '.join(family.poolings)}"
             )
         return family.poolings[own]
-    is_causal = first_class(hyperparameters).endswith("ForCausalLM") and hyperparameters.get(
-        "is_causal", True
-    )
-    return "last" if is_causal else "mean"
+    is_decoder = first_class(hyperparameters).endswith("ForCausalLM")
+    return "last" if is_decoder and hyperparameters.get("is_causal", True) else "mean"
 
 
 def _poolings(config: Mapping[str, Any]) -> list[str]:
