@@ -38,7 +38,7 @@ RUN python -m venv --without-pip /opt/vitrine \
        libopenvino_tensorflow_*
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, onnxruntime, openvino"
+ && cd / && /opt/vitrine/bin/python -c "import service.serve_command, service.api.tracing, onnxruntime, openvino"
 
 # torch has no hash: its file depends on the index. CPU build by default; empty: pip's own index.
 FROM base AS packages-debug
@@ -53,7 +53,7 @@ RUN python extras.py cpu otel torch > requirements.txt \
  && pip --python /opt/vitrine/bin/python uninstall --yes openvino-telemetry
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.child.jobs, models.export.exporter"
+ && cd / && /opt/vitrine/bin/python -c "import service.serve_command, service.api.tracing, service.debug.child.jobs, models.export.exporter"
 
 FROM packages-debug AS artifact
 COPY deploy/requirements/model.txt ./
@@ -109,7 +109,7 @@ RUN python -m venv --without-pip /opt/vitrine \
     --constraint lock.txt --requirement requirements.txt
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, onnxruntime"
+ && cd / && /opt/vitrine/bin/python -c "import service.serve_command, service.api.tracing, onnxruntime"
 
 FROM artifact AS artifact-gpu
 RUN for source in --source --no-source; do \
@@ -139,7 +139,7 @@ RUN python -m venv --without-pip /opt/vitrine \
  && pip --python /opt/vitrine/bin/python uninstall --yes triton
 COPY --from=wheel /wheels /wheels
 RUN pip --python /opt/vitrine/bin/python install --no-compile --no-deps /wheels/*.whl \
- && cd / && /opt/vitrine/bin/python -c "import service.__main__, service.api.tracing, service.debug.child.jobs, onnxruntime"
+ && cd / && /opt/vitrine/bin/python -c "import service.serve_command, service.api.tracing, service.debug.child.jobs, onnxruntime"
 
 FROM server-gpu AS gpu-debug
 COPY --from=packages-gpu-debug /opt/vitrine /opt/vitrine

@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 
 # Function that runs each verb, and its summary.
 COMMANDS = {
-    "serve": ("service.__main__:main", "serve models over HTTP, and explain their results"),
+    "serve": ("service.serve_command:main", "serve models over HTTP, and explain their results"),
     "export": ("models.export.__main__:main", "export a model with options, to an artifact"),
     "sign": ("service.provenance:sign", "sign an artifact"),
     "verify": ("service.provenance:verify", "verify the signature of an artifact"),
@@ -54,6 +54,7 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
     try:
         gc.disable()  # imports make many objects, and no garbage that is worth a collection
         command = resolve_name(function)
+        gc.freeze()  # they stay for as long as the process: collections skip them
         gc.enable()
         status: int = command(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

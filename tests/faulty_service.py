@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from models.engines import CpuEngine, Output, with_onnxruntime
 from models.packing import PackedBatch
-from service.__main__ import main
+from service.serve_command import main
 
 RAISES = 2000
 IS_NAN = 2001

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from models.engines import Output, with_onnxruntime
 from models.packing import PackedBatch
-from service.__main__ import main
 from service.inference.batching import streams
+from service.serve_command import main
 from tests.faulty_service import HANGS, IS_STUCK, FaultyEngine
 from tests.service.debug.held_worker import NO_FILE, held_workers
 

@@ -18,8 +18,8 @@ import pytest
 
 from models.artifact import Artifact
 from service import commands as commands_of_vitrine
-from service.__main__ import parse
 from service.commands import COMMANDS as VERBS
+from service.serve_command import parse
 from tests.test_code_blocks import blocks, commands
 
 ROOT = Path(__file__).parents[1]

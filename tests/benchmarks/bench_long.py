@@ -59,7 +59,7 @@ _MODERNBERT: dict[str, object] = {
 # Serves with a graph that is compiled twice, whatever its size.
 _TWICE = (
     "import models.engines.engine as engine; engine._MAX_BYTES_COMPILED_TWICE = 2**62; "
-    "from service.__main__ import main; main()"
+    "from service.serve_command import main; main()"
 )
 
 

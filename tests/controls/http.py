@@ -317,7 +317,7 @@ GUARDS = (
         "tests/deploy/test_gateway.py::test_no_spelling_of_a_closed_route_passes",
     ),
     Guard(
-        "service/__main__.py",
+        "service/serve_command.py",
         "    faulthandler.enable()\n",
         "",
         f"{_T}test_stopping.py::test_crash_of_a_library_leaves_the_running_functions_on_stderr",

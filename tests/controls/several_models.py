@@ -422,7 +422,7 @@ GUARDS = (
         f"{_S}test_bulk_encoding_takes_names_from_the_same_cache",
     ),
     Guard(
-        "service/__main__.py",
+        "service/serve_command.py",
         "        check_settings(settings)\n",
         "",
         "tests/service/test_wrong_starts.py::test_start_is_refused_before_an_export",

@@ -59,6 +59,12 @@ def test_changed_byte_raises_artifact_error_naming_the_file(copy: Path, name: st
         read_everything(copy)
 
 
+def test_empty_file_is_not_the_exported_file(copy: Path) -> None:
+    (copy / "model.weights").write_bytes(b"")
+    with pytest.raises(ArtifactError, match=r"model\.weights .* is not the exported file"):
+        Artifact.load(copy).verify("model.weights")
+
+
 def test_truncated_file_raises_artifact_error(copy: Path) -> None:
     with (copy / "model.onnx").open("r+b") as file:
         file.truncate(1000)

@@ -12,9 +12,9 @@ import pytest
 
 from models.artifact import Artifact, sha256
 from models.manifest import ArtifactError
-from service.__main__ import main
 from service.check import check
 from service.inference.model.opening import ModelOptions, open_model
+from service.serve_command import main
 from service.settings import (
     DebugSettings,
     EngineSettings,

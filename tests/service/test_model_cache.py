@@ -24,11 +24,11 @@ from models.export.__main__ import main as export
 from models.export.sources import _PINNED, content_sha256
 from models.manifest import ArtifactError
 from service import model_cache
-from service.__main__ import main as serve
 from service.artifacts import with_artifacts
 from service.bulk.command_line import main as bulk
 from service.inference.model.opening import open_model
 from service.model_cache import _export_options, artifact_of
+from service.serve_command import main as serve
 from service.settings import EngineSettings, ModelSettings, ModelsSettings, ServedModel, Settings
 from tests.conftest import MINILM
 from tests.eventually import eventually
@@ -390,8 +390,8 @@ def test_command_takes_a_name_and_refresh(
     def refuse(settings: Settings, *, refresh: bool) -> Settings:
         raise ArtifactError(f"{settings.model.path}, {refresh}")
 
-    monkeypatch.setattr("service.__main__.with_artifacts", refuse)
-    monkeypatch.setattr("service.__main__.configure", lambda _: None)
+    monkeypatch.setattr("service.serve_command.with_artifacts", refuse)
+    monkeypatch.setattr("service.serve_command.configure", lambda _: None)
     assert serve([f"{ID}@v1", "--refresh"]) == 2
     assert capsys.readouterr().err == f"vitrine-serve: {ID}@v1, True\n"
 

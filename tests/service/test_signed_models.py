@@ -20,7 +20,6 @@ from models.engines import weight_bytes
 from models.manifest import MANIFEST, SIGNATURE, ArtifactError
 from models.signing import key_hint, read_private_key, read_public_key
 from service import commands
-from service.__main__ import main
 from service.app import create_app
 from service.artifacts import with_artifacts
 from service.check import check
@@ -30,6 +29,7 @@ from service.inference.registry.model_watch import ModelWatch
 from service.inference.registry.registry import ModelRegistry
 from service.inference.registry.served_models import ModelSpec, specs_in
 from service.model_cache import required_signer
+from service.serve_command import main
 from service.settings import (
     ApiKey,
     AuthSettings,
@@ -51,7 +51,7 @@ UNREAD = ("source/model.safetensors", "source/config.json", "model.openvino.onnx
 
 @pytest.fixture(autouse=True)
 def _ordinary_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("service.__main__", "service.explain_command"):
+    for module in ("service.serve_command", "service.explain_command"):
         monkeypatch.setattr(f"{module}.configure", lambda _: None)
 
 
@@ -449,7 +449,7 @@ def test_service_without_required_signatures_imports_no_cryptography(
     small_artifact: Artifact,
 ) -> None:
     script = (
-        "import sys, service.__main__; from pathlib import Path; from models.artifact import "
+        "import sys, service.serve_command; from pathlib import Path; from models.artifact import "
         "Artifact; Artifact.load(Path(sys.argv[1])); assert 'cryptography' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script, small_artifact.path], check=True)

@@ -248,11 +248,11 @@ def _open(
 ) -> tuple[Artifact, PairRows, Vectors, Calibration | None, Mapping[str, Space], Engine]:
     """Return the parts of a model."""
     artifact = Artifact.load(path, options.verify)
-    artifact.check()  # parsed here, not in the event loop
     check_poolable(artifact.manifest)
     with ThreadPoolExecutor(1) as thread:  # large vocabularies take a second, as compiling does
         limits = options.max_chars, options.max_whole_chars
         pair_rows = thread.submit(lambda: PairRows(TextTokenizer(artifact, *limits)))
+        check = thread.submit(artifact.check)  # parsed here, not in the event loop
         query_weights = read_query_weights(artifact)
         calibration = read_calibration(artifact)
         spaces = read_spaces(artifact)
@@ -261,6 +261,7 @@ def _open(
             devices.cpu_runs,
         )
         _verify_unread(artifact, engine)
+    check.result()
     return artifact, pair_rows.result(), query_weights, calibration, spaces, engine
 
 

@@ -22,7 +22,7 @@ MANY_FILES = 256
 WITH_FEW_FILES = f"""
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({MANY_FILES}, {MANY_FILES}))
-from service.__main__ import main
+from service.serve_command import main
 sys.exit(main())
 """
 

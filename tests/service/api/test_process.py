@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from service.__main__ import example_request
+from service.serve_command import example_request
 from tests.eventually import eventually
 from tests.faulty_service import IS_STUCK, RAISES
 from tests.held_service import held
@@ -25,7 +25,7 @@ WITHOUT_TORCH = """
 import sys
 for name in ("torch", "transformers", "onnx", "onnxscript", "safetensors", "huggingface_hub"):
     sys.modules[name] = None
-from service.__main__ import main
+from service.serve_command import main
 sys.exit(main())
 """
 
@@ -35,7 +35,7 @@ COUNTING = """
 import atexit, gc, sys
 gc.unfreeze = lambda: None  # the application calls it when it stops
 atexit.register(lambda: print(len(gc.get_objects()), gc.get_freeze_count(), file=sys.stderr))
-from service.__main__ import main
+from service.serve_command import main
 sys.exit(main())
 """
 

@@ -138,7 +138,7 @@ def test_crash_of_a_library_leaves_the_running_functions_on_stderr(
         status, errors = rest(started)
     assert status == -signal.SIGSEGV
     assert "Fatal Python error: Segmentation fault" in errors
-    assert "service/__main__.py" in errors
+    assert "service/serve_command.py" in errors
 
 
 def test_sigint_exits_with_status_0_and_no_traceback(small_artifact: Artifact) -> None:

@@ -549,7 +549,7 @@ Connection: close\r
 WITHOUT_EXPORTER = """
 import sys
 sys.modules["opentelemetry.exporter.otlp.proto.http.trace_exporter"] = None
-from service.__main__ import main
+from service.serve_command import main
 sys.exit(main())
 """
 
@@ -559,7 +559,7 @@ import atexit, sys
 modules = ("opentelemetry.sdk", "opentelemetry.exporter", "service.api.tracing", "requests")
 atexit.register(lambda: print("imported:", *[m for m in modules if m in sys.modules],
                               file=sys.stderr))
-from service.__main__ import main
+from service.serve_command import main
 sys.exit(main())
 """
 

@@ -299,7 +299,7 @@ SHAPES = {
 # Starts the service with time for clients that are slow to send the rest of a refused body.
 PATIENT = """
 import sys
-from service.__main__ import main
+from service.serve_command import main
 from service.api import http_protocol
 http_protocol._LINGER_S = 3600
 sys.exit(main())

@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
-from service.__main__ import main
 from service.debug.pipeline.process import worker_command
 from service.logs import LogFormat
+from service.serve_command import main
 
 NO_FILE = "/nonexistent"
 

@@ -142,7 +142,7 @@ def url_of_similarities(
 # A serving process that can import neither PyTorch nor the chart library.
 _WITHOUT_EXTRAS = (
     "import sys; sys.modules |= {'torch': None, 'plotly': None}; "
-    "from service.__main__ import main; sys.exit(main())"
+    "from service.serve_command import main; sys.exit(main())"
 )
 
 
