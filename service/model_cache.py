@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import BinaryIO
+from typing import Annotated, BinaryIO
 from urllib.parse import quote
 
-from pydantic import BaseModel
+from pydantic import BaseModel, BeforeValidator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from models.artifact import Artifact
@@ -78,6 +78,20 @@ def artifact_of(
     return name
 
 
+def expanded(path: object) -> object:
+    """Return a path with the home directory in place of `~`, as a shell would have replaced it.
+
+    Raises:
+        ValueError: The home directory is unknown.
+    """
+    if not (isinstance(path, str) and path.startswith("~")):
+        return path
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"the home directory of {path} is unknown") from error
+
+
 def absolute_if_local(name: object) -> object:
     """Return the path of a folder as absolute, so that none is mistaken for a hub id.
 
@@ -86,17 +100,17 @@ def absolute_if_local(name: object) -> object:
     """
     if name == "":  # as a path, it would be the working directory
         raise ValueError("the name of the model is empty")
-    if isinstance(name, str) and name.startswith((".", "~")):
-        try:
-            return Path(name).expanduser().absolute()
-        except RuntimeError as error:
-            raise ValueError(f"the home directory of {name} is unknown") from error
-    return name
+    is_relative = isinstance(name, str) and name.startswith(".")
+    return Path(str(name)).absolute() if is_relative else expanded(name)
+
+
+# A path in a file of variables, as of Compose or systemd, has not passed a shell.
+LocalPath = Annotated[Path, BeforeValidator(expanded)]
 
 
 class _Models(BaseModel):
-    cache: str | None = None
-    verify: Path | None = None
+    cache: LocalPath | None = None
+    verify: LocalPath | None = None
 
 
 class _ModelsSettings(BaseSettings):
@@ -132,8 +146,9 @@ def required_signer() -> Path | None:
 
 
 def _default_cache() -> Path:
-    if folder := _models_settings().cache:
-        return Path(folder)
+    folder = _models_settings().cache
+    if folder is not None and folder != Path():  # of an empty variable
+        return folder
     # Relative values are invalid: https://specifications.freedesktop.org/basedir-spec
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:

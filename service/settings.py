@@ -37,7 +37,7 @@ from models.json_reader import JsonError, check_depth, parse_json
 from service.inference.model.opening import ModelOptions
 from service.inference.registry.served_models import ModelSpec, specs_in
 from service.logs import LogFormat
-from service.model_cache import absolute_if_local
+from service.model_cache import LocalPath, absolute_if_local
 
 Scope = Literal["encode", "bulk", "debug", "metrics", "admin"]
 # Variables that Kubernetes sets for a service named vitrine, such as VITRINE_SERVICE_HOST and
@@ -134,7 +134,7 @@ class ServedModel(_Group):
 class ModelsSettings(_Group):
     """Several served models, in place of one."""
 
-    folder: Path | None = Field(
+    folder: LocalPath | None = Field(
         None,
         description="Folder of artifacts, each of which is served under the name of its own "
         "folder; replaces `model.path`",
@@ -159,12 +159,12 @@ class ModelsSettings(_Group):
     load_s: float = Field(
         30.0, gt=0, description="Maximum time in seconds that a request waits for its model to load"
     )
-    cache: Path | None = Field(
+    cache: LocalPath | None = Field(
         None,
         description="Folder in which exported models are kept; none: `vitrine` in "
         "`$XDG_CACHE_HOME`, or in `~/.cache`",
     )
-    verify: Path | None = Field(
+    verify: LocalPath | None = Field(
         None,
         description="PEM file with the public key, or the certificate of it, that must have signed "
         "each artifact; no model is exported then; none: artifacts need no signature",
@@ -318,7 +318,7 @@ class AuthSettings(_Group):
     keys: tuple[ApiKey, ...] = Field(
         (), description='API keys as JSON: `[{"name": "...", "key": "...", "scopes": ["encode"]}]`'
     )
-    keys_file: Path | None = Field(
+    keys_file: LocalPath | None = Field(
         None,
         description="File with API keys, such as a mounted secret, as JSON in the format of "
         "`auth.keys`",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 import httpx2
@@ -377,6 +378,25 @@ def test_user_without_a_home_directory_needs_the_setting(
                 with_artifacts(settings)
         else:
             assert with_artifacts(settings).model.path == path
+
+
+@pytest.mark.parametrize(
+    "name", ["models.folder", "models.cache", "models.verify", "auth.keys_file"]
+)
+def test_tilde_in_a_variable_is_the_home_directory(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv(f"VITRINE_{name.upper().replace('.', '__')}", "~/it")
+    assert attrgetter(name)(Settings()) == Path("/home/me/it")
+
+
+def test_tilde_in_the_cache_of_bulk_encoding_is_the_home_directory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("VITRINE_MODELS__CACHE", "~/it")
+    assert model_cache._default_cache() == Path("/home/me/it")
 
 
 def test_unknown_home_directory_is_named() -> None:
