@@ -91,7 +91,7 @@ GUARDS = (
         "service/bulk/pipeline.py",
         "return self.block.rows if self.block.columns else 1",
         "return self.block.rows",
-        f"{_B}test_job.py::test_skipped_blocks_do_not_wait_for_the_engine",
+        f"{_B}test_pipeline.py::test_skipped_blocks_do_not_wait_for_the_engine",
     ),
     Guard(
         "service/bulk/job.py",
@@ -263,7 +263,7 @@ GUARDS = (
         "service/bulk/pipeline.py",
         "_MAX_CHARS // (_CHUNK_PASSES if has_chunks else self._passes)",
         "_MAX_CHARS",
-        f"{_B}test_job.py::test_texts_in_chunks_never_exceed_what_may_be_tokenised_at_once",
+        f"{_B}test_pipeline.py::test_texts_in_chunks_never_exceed_what_may_be_tokenised_at_once",
     ),
     Guard(
         "service/inference/tokenizing/encodings.py",

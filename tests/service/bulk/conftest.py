@@ -1,7 +1,8 @@
 """Jobs on the small model, and the artifacts of other kinds of models."""
 
 import asyncio
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ from tests.service.api.conftest import (  # noqa: F401 - fixtures
     sparse_encoder,
 )
 
+TEXTS = ["The cat sat on the mat.", "Strassenbahn", "a b c " * 40, "x", "The cat sat on the mat."]
+
 # Runs a job on an input file, and returns its final state.
 Encode = Callable[..., Progress]
 
@@ -37,6 +40,16 @@ def encode(small_artifact: Artifact, output: Path) -> Encode:
         return asyncio.run(encode_files(options))
 
     return run
+
+
+def write_lines(folder: Path, records: Iterable[object]) -> Path:
+    path = folder / "input.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def write_texts(folder: Path, texts: Iterable[str | None]) -> Path:
+    return write_lines(folder, ({"text": text} for text in texts))
 
 
 def rows_of(folder: Path) -> pa.Table:
