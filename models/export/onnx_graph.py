@@ -214,12 +214,14 @@ def graph_for(engine: str, graph: ir.Model) -> bytes:
 def _strip(graph: onnx.ModelProto) -> None:
     """Remove the exporter's metadata, and the shapes of intermediate values.
 
-    The metadata contains file paths and source lines. The shapes describe the traced program and
-    are wrong where the optimizer or a translation changed nodes. Shape inference and onnxruntime's
-    quantizer reject a graph with wrong shapes.
+    The metadata contains file paths, source lines and the build of PyTorch: the graph's hash, which
+    is part of the model's version, would differ between builds for CPUs and for GPUs. The shapes
+    describe the traced program and are wrong where the optimizer or a translation changed nodes.
+    Shape inference and onnxruntime's quantizer reject a graph with wrong shapes.
     """
     graph.graph.ClearField("value_info")
     graph.ClearField("metadata_props")
+    graph.ClearField("producer_version")
     graph.graph.ClearField("metadata_props")
     for part in (graph.graph.node, graph.graph.input, graph.graph.output):
         for item in part:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch.torch_version import TorchVersion
 
 from models.artifact import Artifact
 from models.engines import Precision
@@ -254,6 +255,7 @@ def test_same_settings_exported_again_have_the_same_identity(
     shutil.copytree(small_folder, folder)
     with monkeypatch.context() as patch:
         patch.setattr("models.export.exporter.trace", trace)  # again, in place of the shared one
+        patch.setattr("torch.__version__", TorchVersion("2.13.0+another.build"))
         again, _ = export(resolve(str(folder)), tmp_path / "again", copy_source=False)
     assert again.manifest.name != small_artifact.manifest.name
     assert identity_of(again, "onnxruntime", "float32") == expected

@@ -158,7 +158,7 @@ def test_other_measures_are_named(
     ("settings", "message"),
     [
         ({}, "the comparison is of no two versions of --model; it must be of the served version"),
-        ({"documents: model version": ["a", "b"]}, "the comparison is of a and b; "),
+        ({"documents: model version": ["a", "b"]}, " a and b; "),
         ({"queries: model version": ["served", "b"]}, "it must be of the served version"),
         (
             {"queries: --prompt-name": [None, "query"]},
