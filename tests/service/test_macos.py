@@ -32,6 +32,7 @@ def open_on_macos(file, *arguments, **options):
     return opened(file, *arguments, **options)
 
 io.open = builtins.open = open_on_macos
+os.process_cpu_count = os.cpu_count  # from Python 3.13 on
 os.nice = lambda increment: 0  # at the lowest priority, torch starts slowly beside other tests
 """
 
