@@ -243,9 +243,8 @@ def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[s
     """
     norms = norm_nodes(onnx_model, model)
     steps = list(_outputs(model, InputRow([0])))
-    values = {"output": "tokens"}
-    if model.network.reads_first_tokens:  # the output of the last norm, `(B, D)`
-        values = {"output": norms[model.steps["output"]].output[0]}
+    has_tokens = "tokens" in model.network.outputs
+    values = {"output": "tokens" if has_tokens else norms[model.steps["output"]].output[0]}
     for layer_name in model.layer_names[1:-1]:
         step = model.steps[layer_name]
         if step in norms:

@@ -190,7 +190,7 @@ GUARDS = (
         "service/inference/explain/terms.py",
         "    if manifest.similarity in DISTANCES:\n",
         "    if False:\n",
-        f"{_T}test_similarity.py::test_distances_have_no_explanations",
+        f"{_T}test_similarity.py::test_distances_have_no_terms",
     ),
     Guard(
         "service/inference/tokenizing/chunking.py",

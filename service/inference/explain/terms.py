@@ -99,33 +99,22 @@ def check_explainable(manifest: Manifest, name: str) -> None:
     Raises:
         InvalidInput: The scores are not sums over tokens.
     """
-    if manifest.similarity in DISTANCES:
-        raise InvalidInput(
-            f"the similarity of the model {name} is {manifest.similarity}, a distance; scores are "
-            "explained if they are cosines, dot products or MaxSim",
-            code="wrong_model",
-            pointer="/explain",
-        )
-    if manifest.pools_tokens:
-        raise InvalidInput(
-            f"a score of the model {name} is not a sum over tokens, because vectors of several "
-            "tokens are pooled; deletion explains it",
-            code="wrong_model",
-            pointer="/explain",
-        )
-    if not {"pooled", "logits"} & {*manifest.outputs}:
-        return  # similarities of sparse vectors and MaxSim are sums; other models have no scores
     reason = ""
-    if "logits" in manifest.outputs:
+    if manifest.similarity in DISTANCES:
+        reason = f"{manifest.similarity} is a distance"
+    elif manifest.pools_tokens:
+        reason = "vectors of several tokens are pooled"
+    elif "logits" in manifest.outputs:
         reason = "it reads query and document at once"
-    elif len(manifest.pooling) != 1 or manifest.pooling[0] not in _WEIGHTS:
-        reason = f"its pooling is {' and '.join(manifest.pooling)}"
-    elif others := [head for head in manifest.heads if head not in _LINEAR_HEADS]:
-        reason = f"its vectors pass through {others[0]}"
+    elif "pooled" in manifest.outputs:  # similarities of sparse vectors and MaxSim are sums
+        if len(manifest.pooling) != 1 or manifest.pooling[0] not in _WEIGHTS:
+            reason = f"its pooling is {' and '.join(manifest.pooling)}"
+        elif others := [head for head in manifest.heads if head not in _LINEAR_HEADS]:
+            reason = f"its vectors pass through {others[0]}"
     if reason:
         raise InvalidInput(
-            f"a score of the model {name} is not a sum over tokens, because {reason}; "
-            "gradients can attribute it to tokens",
+            f"a score of the model {name} is not a sum over tokens, because {reason}; deletion "
+            "explains it",
             code="wrong_model",
             pointer="/explain",
         )

@@ -419,7 +419,8 @@ class DeletionPlanner:
     def _refine(self, part: Part) -> Iterable[Input]:
         """Return further variants of a text, by what its units alone and left out have shown."""
         remaining = part.remaining
-        effects = self._effects(part, raw=True).units
+        # As pictures show them: scores of labels, but logits of rerankers.
+        effects = self._effects(part, raw=not self.labels).units
         if not part.variants:
             fit = remaining // (part.length + 1)
             largest = np.argsort([-abs(effect.alone or 0.0) for effect in effects], kind="stable")

@@ -8,7 +8,7 @@ import { number, table } from "./tables.js";
 export function drawExplanation(runs, inputs, model) {
   const [deletion, reference] = ["deletion", "reference"].map((name) => runs.find(({ key }) => key === name));
   return element("div", { className: "explanation" },
-    deletion.result.explanations[1] ? differenceReading(deletion, reference, model.kind) : READINGS[model.kind](deletion, reference),
+    deletion.result.explanations[1] ? differenceReading(deletion, reference, model.kind) : READINGS[model.kind](deletion, reference, model.info),
     ...(reference?.problem ? [muted(reference.problem)] : []),
     deletionCard(deletion, model),
     element("section", { className: "second", aria: { live: "polite" } }));
@@ -31,17 +31,18 @@ const placeOf = ({ result: { scores: [score, other] } }, name = "The document", 
 const READINGS = {
   embedding: (run, reference) => similarityReading(run.result.scores[0], nameOf(run),
     reference?.result ? landmarks(reference.result.scores) : null, placeOf(run, "Text B", "text C")),
-  reranker: (run) => headline(shown(run.result.scores[0]), nameOf(run),
-    `A logit of ${shown(run.result.scores[0])} is a relevance of ${percent(1 / (1 + Math.exp(-run.result.scores[0])))}.`, placeOf(run)),
+  reranker: (run, _reference, { activation }) => headline(shown(run.result.scores[0]), nameOf(run),
+    activation === "sigmoid" ? `A logit of ${shown(run.result.scores[0])} is a relevance of ${percent(1 / (1 + Math.exp(-run.result.scores[0])))}.` : "", placeOf(run)),
   sparse: (run) => headline(shown(run.result.scores[0]), nameOf(run),
     "Query and document have a weight for each entry of the vocabulary; the score is the sum of the products.", placeOf(run)),
   multi: (run) => headline(shown(run.result.scores[0]), nameOf(run),
     "Each query token is matched with its most similar document token; MaxSim is the sum.", placeOf(run)),
-  classifier: ({ result: { labels: [labels], explanations: [{ label }] } }) => {
+  classifier: ({ result: { labels: [labels], explanations: [{ label }] } }, _reference, { activation }) => {
     const [best, next] = labels;
-    return headline(best.label, `with a score of ${percent(best.score)}`,
-      next ? `The next label is ${next.label}, with ${percent(next.score)}.` : "",
+    const written = activation === "identity" ? shown : percent;
+    return headline(best.label, `with a score of ${written(best.score)}`,
+      next ? `The next label is ${next.label}, with ${written(next.score)}.` : "",
       label === best.label ? "" : `The words below are of the score of ${label}.`,
-      table("Labels", ["Label", "Score"], labels.map(({ label: name, score }) => [name, number(score, percent(score))])));
+      table("Labels", ["Label", "Score"], labels.map(({ label: name, score }) => [name, number(score, written(score))])));
   },
 };

@@ -161,9 +161,31 @@ def test_weights_of_several_outputs_are_compared(tmp_path: Path) -> None:
     save_bge_m3(tmp_path / "model")
     artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
     graph = LoadedGraph.load(artifact.path / "model.onnx")
-    compared = compare_weights(graph, ReferenceModel.open(artifact))
+    model = ReferenceModel.open(artifact)
+    compared = compare_weights(graph, model)
     assert {weight.status for weight in compared} == {"equal"}
     assert any(weight.name.startswith("token_heads") for weight in compared)
+    assert parity_of(artifact, model).passes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["bert", "modernbert"])  # post-norm and pre-norm
+def test_layers_are_compared_without_the_output_tokens(family: str, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "model", family)
+    save_tokenizer(tmp_path / "model")
+    overrides = Overrides(pooling=["mean"], tokens=False)
+    source = resolve(str(tmp_path / "model"))
+    artifact, _ = export(source, tmp_path / "artifact", overrides=overrides)
+    assert artifact.manifest.outputs == ("pooled",)
+    model = ReferenceModel.open(artifact)
+    result = parity_of(artifact, model)
+    assert (result.passes, result.first_divergence) == (True, None)
+    assert [difference.layer for difference in result.curve] == list(model.layer_names[1:])
+    last = [*model.network.encoder.parameters()][-1]  # a norm's
+    with torch.no_grad():
+        last[0] += 1
+    graph = LoadedGraph.load(artifact.path / "model.onnx")
+    assert first_divergence(graph, model, ROWS)[1] == "output"
 
 
 def test_exported_artifact_passes_with_all_weights_equal(artifact: Artifact) -> None:

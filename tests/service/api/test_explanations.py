@@ -233,7 +233,8 @@ def test_scores_that_are_not_sums_over_tokens_are_refused_with_the_reason(
     artifact = exported(tmp_path, pooling, heads=heads)
     with vitrine.SyncModel(artifact.path, THREADS) as model:
         for call in (model.score, model.rerank):
-            with pytest.raises(vitrine.InvalidInput, match=message) as raised:
+            remedy = f"{message}; deletion explains it"
+            with pytest.raises(vitrine.InvalidInput, match=remedy) as raised:
                 call(QUERY, DOCUMENTS, explain=vitrine.Terms())
             assert (raised.value.code, raised.value.pointer) == ("wrong_model", "/explain")
         assert len(model.score(QUERY, DOCUMENTS).scores) == 4
@@ -324,11 +325,11 @@ def test_embedding_model_reranks_by_cosine_with_explanations_of_the_best(
         assert sum(values) + explanation["other"] == pytest.approx(ranked["score"], abs=1e-5)
 
 
-def test_reranker_refers_to_gradients(rerank_client: TestClient) -> None:
+def test_reranker_refers_to_deletion(rerank_client: TestClient) -> None:
     body = {"query": "w5", "documents": ["w6", "w7"], "explain": {"method": "terms"}}
     problem = rerank_client.post("/rerank", json=body).json()
     assert (problem["code"], problem["pointer"]) == ("wrong_model", "/explain")
-    assert "it reads query and document at once" in problem["detail"]
+    assert "it reads query and document at once; deletion explains it" in problem["detail"]
 
 
 def test_explanations_of_too_many_tokens_are_refused(client: TestClient) -> None:

@@ -314,7 +314,7 @@ def test_terms_of_sparse_vectors_are_products_of_weights(
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith(("dot", "cosine"))])
-def test_distances_have_no_explanations(models: ModelsAndOracles, name: str) -> None:
+def test_distances_have_no_terms(models: ModelsAndOracles, name: str) -> None:
     queries, documents = texts_of(name)
     score = {
         "model": name,
@@ -334,7 +334,7 @@ def test_distances_have_no_explanations(models: ModelsAndOracles, name: str) -> 
         expected = (422, "wrong_model", "/explain")
         assert (response.status_code, problem["code"], problem["pointer"]) == expected
         similarity = name.rpartition("-")[2]
-        assert f"the similarity of the model {name} is {similarity}, a dist" in problem["detail"]
+        assert f"because {similarity} is a distance; deletion explains it" in problem["detail"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -154,8 +154,12 @@ def plain_url(
     sparse_encoder: tuple[SparseEncoder, Artifact],  # noqa: F811
     multi_encoder: tuple[MultiVectorEncoder, Artifact],  # noqa: F811
     tagger: Artifact,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[str]:
-    """A service without PyTorch and gradient routes, with a model of each kind by its name."""
+    """A service without PyTorch and gradient routes, with a model of each kind by its name.
+
+    The scores of "identity-reranker" and "identity-classifier" are their logits.
+    """
     artifacts = {
         "embedding": small_artifact,
         "reranker": reranker,
@@ -165,6 +169,11 @@ def plain_url(
         "tags": tagger,
     }
     models = [{"name": name, "path": str(each.path)} for name, each in artifacts.items()]
+    for kind in ("reranker", "classifier"):
+        path = tmp_path_factory.mktemp("identity") / kind
+        shutil.copytree(artifacts[kind].path, path)
+        edit_json(path / MANIFEST, activation="identity")
+        models.append({"name": f"identity-{kind}", "path": str(path)})
     settings = {
         "VITRINE_MODELS__SERVED": json.dumps(models),
         "VITRINE_MODELS__DEFAULT": "embedding",

@@ -45,10 +45,10 @@ EFFECTS = "Effect of each word or sentence on the "
 TOLERANCE = 2e-5
 
 
-def opened(browser: Browser, url: str, kind: str, **inputs: str) -> Browser:
+def opened(browser: Browser, url: str, model: str, **inputs: str) -> Browser:
     """Open the page of a model with inputs, which it explains at once."""
-    address = f"{url}/debug?model={kind}#{urlencode({'tab': 'explain', 'run': '1', **inputs})}"
-    page = open_page(browser, address, kind, has_gradients=False)
+    address = f"{url}/debug?model={model}#{urlencode({'tab': 'explain', 'run': '1', **inputs})}"
+    page = open_page(browser, address, model.removeprefix("identity-"), has_gradients=False)
     open_details(page)
     return page
 
@@ -141,6 +141,28 @@ def test_words_have_the_numbers_of_classify(browser: Browser, plain_url: str) ->
     rows = [*rows_of(first, text, "First text"), *rows_of(other, second, "Second text")]
     check_rows(page, rows)
     assert "Words that raise or lower the score of sad" in texts(page, "#explain h3")
+
+
+def test_scores_that_are_logits_are_no_percentages(browser: Browser, plain_url: str) -> None:
+    texts_of = {"a": QUERY, "b": DOCUMENT}
+    page = opened(browser, plain_url, "identity-classifier", **texts_of)
+    pair = [[QUERY, DOCUMENT]]
+    (labels,) = served(plain_url, "classify", inputs=pair, model="identity-classifier")["labels"]
+    rows = cells(page, "Labels")
+    shown = [
+        find(page, ".figure span").text.removeprefix("with a score of "),
+        *(r[1] for r in rows),
+    ]
+    scores = [label["score"] for label in labels]
+    assert list(map(number, shown)) == pytest.approx([scores[0], *scores], abs=1e-4)
+    assert "%" not in find(page, "#explain").text
+    page = opened(browser, plain_url, "identity-reranker", **texts_of)
+    assert "%" not in find(page, "#explain").text
+    page = opened(browser, plain_url, "reranker", **texts_of)
+    (relevance,) = served(
+        plain_url, "score", queries=QUERY, documents=[DOCUMENT], model="reranker"
+    )["scores"]
+    assert f"is a relevance of {100 * relevance:.1f} %" in find(page, "#explain").text
 
 
 @pytest.mark.parametrize("kind", ["embedding", "reranker", "sparse", "multi"])

@@ -82,6 +82,19 @@ def test_each_number_is_the_difference_of_two_results(
                 assert unit.alone == pytest.approx(alone, abs=BOUND)
 
 
+def test_words_are_those_of_the_sentences_that_rank_first(model: vitrine.SyncModel) -> None:
+    text = "w5 w6. w7 w9! w40 w8? w21. w33 w5."
+    inputs = [text, " ".join(reversed(text.split())), f"w50! {text}", f"{text} w12 w13!"]
+    for label in (None, *model.classify([text]).labels):
+        result = model.classify(inputs, explain=vitrine.Deletion(label=label, max_tokens=20_000))
+        for explanation in result.deletions.values():
+            (own,) = explanation.texts
+            best = [(unit.start, unit.end) for unit in own.units if unit.rank <= 2]
+            words = {span for span in best for word in own.words if span[0] <= word.start < span[1]}
+            assert (words, bool(own.words)) == ({*best}, True)
+            assert all(any(a <= word.start < b for a, b in best) for word in own.words)
+
+
 def test_the_best_label_of_each_input_is_explained(model: vitrine.SyncModel) -> None:
     inputs: list[str | tuple[str, str]] = ["w5 w9", ("w40 cat", "w7"), "not w6", "w21"]
     result = model.classify(inputs, explain=vitrine.Deletion())
