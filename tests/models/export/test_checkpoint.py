@@ -275,9 +275,11 @@ def test_pooled_vectors_equal_sentence_transformers(
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["Tanh", "LeakyReLU", "SiLU"])
+@pytest.mark.parametrize(
+    "activation", ["modules.activation.Tanh", "modules.activation.LeakyReLU", "SiLU"]
+)
 def test_dense_head_vectors_equal_sentence_transformers(activation: str, tmp_path: Path) -> None:
-    save_dense(tmp_path, activation_function=f"torch.nn.modules.activation.{activation}")
+    save_dense(tmp_path, activation_function=f"torch.nn.{activation}")
     write_modules(
         tmp_path,
         ("Transformer", ""),
