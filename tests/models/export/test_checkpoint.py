@@ -154,9 +154,11 @@ def test_sharded_checkpoint_loads_the_same_model(tmp_path: Path) -> None:
             rf"{Q} has shape .*int32; the config requires shape .* and a floating-point dtype",
         ),
         ({"encoder.layer.7.x": torch.zeros(1)}, r"unexpected tensors \(1\): encoder\.layer\.7\.x"),
+        ({Q: torch.zeros(32, 32) / 0}, f"{Q} has a NaN or an infinity"),
+        ({Q: -torch.ones(32, 32) / 0}, f"{Q} has a NaN or an infinity"),
     ],
 )
-def test_missing_misshaped_or_unknown_tensor_raises_with_its_name(
+def test_missing_invalid_or_unknown_tensor_raises_with_its_name(
     changes: dict[str, torch.Tensor | None], message: str, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path, "bert")
