@@ -127,10 +127,11 @@ def _greet(server: Server, settings: Settings, state: DebugState) -> None:
     host, port = server.servers[0].sockets[0].getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     statuses = state.registry.statuses()
-    example = next(status for status in statuses if status.model is not None)
+    loaded = (status for status in statuses if status.model is not None)
+    example = max(loaded, key=lambda status: status.is_default)
     assert example.model is not None  # noqa: S101 - chosen so
     path, body = example_request(example.model.artifact.manifest)
-    if not any(status.is_default for status in statuses):
+    if not example.is_default:
         body["model"] = example.name
     key = "" if state.keys.is_open else " -H 'Authorization: Bearer KEY'"
     log.info("Serving %s on %s", ", ".join(status.name for status in statuses), url)

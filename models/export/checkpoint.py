@@ -455,7 +455,8 @@ def _fill(
         ignored: Regular expressions for the names of tensors that may remain unused.
 
     Raises:
-        CheckpointError: A tensor is missing or unexpected, or has the wrong shape or dtype.
+        CheckpointError: A tensor is missing or unexpected, has the wrong shape or dtype, or values
+            that are not finite.
     """
     used: set[str] = set()
     for key, parameter in module.state_dict().items():
@@ -473,7 +474,10 @@ def _fill(
                     f"{source}: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; "
                     f"the config requires shape {shape} and a floating-point dtype"
                 )
-            values.append(tensor.chunk(part.count)[part.index].float())
+            own = tensor.chunk(part.count)[part.index].float()
+            if not own.is_meta and not torch.stack(torch.aminmax(own)).isfinite().all():
+                raise CheckpointError(f"{source}: {name} has a NaN or an infinity")
+            values.append(own)
             used.add(name)
         with torch.no_grad():
             parameter.copy_(value(key, torch.cat(values)))

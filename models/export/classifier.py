@@ -6,7 +6,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from models.export.families import Classifier, Family, Names
-from models.export.model_folder import CheckpointError, check_required, first_class
+from models.export.model_folder import (
+    CheckpointError,
+    check_required,
+    class_of_torch,
+    first_class,
+)
 from models.export.modules import DenseConfig, HeadConfig
 from models.network.config import EncoderConfig
 from models.network.heads import DenseHead, Head, NormHead
@@ -15,12 +20,8 @@ _CLASS = "ForSequenceClassification"
 _MAX_LABELS = 2**16
 # Pooling of a classifier that computes logits for each token, and then their mean.
 LATE = "late"
-# Activation of the logits, by class path in sentence-transformers' files.
-_ACTIVATIONS = {
-    "torch.nn.modules.activation.Sigmoid": "sigmoid",
-    "torch.nn.modules.activation.Softmax": "softmax",
-    "torch.nn.modules.linear.Identity": "identity",
-}
+# Classes of torch that sentence-transformers' files name as the activation of the logits.
+_ACTIVATIONS = ("Sigmoid", "Softmax", "Identity")
 
 
 def classifies(config: Mapping[str, Any]) -> bool:
@@ -98,11 +99,11 @@ def read_activation(
     elif own is None:
         own = config.get("sbert_ce_default_activation_function")
     if own is not None:
-        if str(own) not in _ACTIVATIONS:
+        if (kind := class_of_torch(own)) not in _ACTIVATIONS:
             raise CheckpointError(
                 f"the activation {own!r} of the scores is not one of {', '.join(_ACTIVATIONS)}"
             )
-        return _ACTIVATIONS[str(own)]
+        return kind.lower()
     if default is not None:
         return default
     problem = config.get("problem_type")

@@ -263,3 +263,9 @@ def classes_of(config: Mapping[str, Any]) -> list[str]:
 def first_class(config: Mapping[str, Any]) -> str:
     """Return the first class of transformers that config.json names; empty: it names none."""
     return next(iter(classes_of(config)), "")
+
+
+def class_of_torch(path: object) -> str:
+    """Return the name of a class in `torch.nn` or a module of it, by its path; empty: another."""
+    package, _, name = str(path).rpartition(".")
+    return name if f"{package}.".startswith("torch.nn.") else ""

@@ -12,6 +12,7 @@ from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
     check_defaults,
+    class_of_torch,
     first_class,
     join,
 )
@@ -331,8 +332,8 @@ def _dense(
     name = join(subfolder, "config.json")
     config = folder.json(name, dict)
     activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh"))
-    package, _, kind = activation.rpartition(".")
-    if not package.startswith("torch.nn.") or kind not in HEAD_ACTIVATIONS:
+    kind = class_of_torch(activation)
+    if kind not in HEAD_ACTIVATIONS:
         raise CheckpointError(
             f"{name}: the activation {activation!r} is not one of {', '.join(HEAD_ACTIVATIONS)}"
         )

@@ -5,7 +5,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -266,4 +266,20 @@ def pointing_at(inputs: object) -> Iterator[None]:
     except VitrineError as error:
         if isinstance(inputs, str) and error.index is not None:
             error.pointer = "/inputs"
+        raise
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Replace names of fields in the JSON pointers of errors.
+
+    Args:
+        names: Path in the body, such as "parameters/top_k", by the name of the argument.
+    """
+    try:
+        yield
+    except VitrineError as error:
+        if error.pointer:
+            name, *rest = error.pointer.removeprefix("/").split("/")
+            error.pointer = "/".join(["", names.get(name, name), *rest])
         raise

@@ -68,7 +68,7 @@ class AppState:
                     return lease.model
         deadline = deadline_of(request, self.settings.limits.request_s)
         if (trace := TRACE.get()) is not None:
-            trace.model = name or None, self.registry.resolve(name)
+            trace.model = name, self.registry.resolve(name)
         lease = await self.registry.lease(name, deadline.remaining_s)
         leases.append(lease)
         return lease.model

@@ -398,8 +398,8 @@ GUARDS = (
     ),
     Guard(
         "service/api/state.py",
-        "trace.model = name or None, self.registry.resolve(name)",
-        'trace.model = name or None, name or ""',
+        "trace.model = name, self.registry.resolve(name)",
+        'trace.model = name, name or ""',
         f"{_T}test_tracing.py::test_failed_embedding_request_has_the_attributes_known_before_the_failure",
     ),
     Guard(

@@ -11,9 +11,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
-from models.quantization import DTYPES, OutputDtype
+from models.quantization import OutputDtype
 from service.api.auth import require_scope
-from service.api.body import read_inputs
+from service.api.body import read_inputs, renamed
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
 from service.api.lease import lease_with_options
@@ -108,20 +108,22 @@ class EmbeddingsRequest(BaseModel):
         """Whether vectors are encoded as base64."""
         return "base64" in (self.encoding_format, self.embedding_type)
 
-    def dtype(self) -> OutputDtype:
-        """Return the dtype that the three fields select.
+    def dtype(self) -> tuple[OutputDtype, str]:
+        """Return the dtype that the three fields select, and the first field that selects it.
 
         Raises:
             InvalidInput: They select different dtypes.
         """
-        fields = self.output_dtype, self.encoding_format, self.embedding_type
-        dtypes = {field for field in fields if field not in (None, "float", "base64")}
+        dtypes: dict[OutputDtype, str] = {}
+        for field in ("output_dtype", "encoding_format", "embedding_type"):
+            if (dtype := getattr(self, field)) not in (None, "float", "base64"):
+                dtypes.setdefault(dtype, field)
         if len(dtypes) > 1:
             raise InvalidInput(
                 "output_dtype, encoding_format and embedding_type select different dtypes",
-                pointer="/output_dtype",
+                pointer=f"/{next(iter(dtypes.values()))}",
             )
-        return next((dtype for dtype in DTYPES if dtype in dtypes), "float32")
+        return next(iter(dtypes.items()), ("float32", "output_dtype"))
 
 
 class Embedding(BaseModel):
@@ -201,10 +203,11 @@ async def embeddings(request: Request, state: State) -> Response:
     truncated. The header `X-Truncated-Inputs` has the number of truncated inputs.
     """
     body = await read_inputs(request, state, EmbeddingsRequest, "input")
-    dtype = body.dtype()
+    dtype, field = body.dtype()
     model, options = await lease_with_options(request, state, body.model)
     normalize = keeps_similarity_at_unit_length(model.artifact.manifest)
-    quantizer = model.quantizer(dtype, dimensions=body.dimensions, normalize=normalize)
+    with renamed({"output_dtype": field}):
+        quantizer = model.quantizer(dtype, dimensions=body.dimensions, normalize=normalize)
 
     work = model.encode(
         body.input_list(),

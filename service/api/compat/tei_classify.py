@@ -5,6 +5,7 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from service.api.body import renamed
 from service.api.compat.tei_routes import (
     PREFIX,
     named_model_with_options,
@@ -56,9 +57,11 @@ async def predict(request: Request, state: State) -> Response:
     body = await read_request(request, state, PredictRequest, members=str)
     inputs = non_empty(body.input_list())
     model, options = await named_model_with_options(request, state)
-    candidates = None if body.parameters is None else body.parameters.candidates()
-    work = model.classify(inputs, candidates=candidates, on_overflow=body.on_overflow(), **options)
-    result = await cancel_on_disconnect(request, work)
+    with renamed({name: f"parameters/{name}" for name in PredictParameters.model_fields}):
+        candidates = None if body.parameters is None else body.parameters.candidates()
+        overflow = body.on_overflow()
+        work = model.classify(inputs, candidates=candidates, on_overflow=overflow, **options)
+        result = await cancel_on_disconnect(request, work)
     serialize = partial(_predictions_json, result, body)
     texts = [text for item in inputs for text in ([item] if isinstance(item, str) else item)]
     return await respond_with_durations(request, state, model, result, texts, serialize)

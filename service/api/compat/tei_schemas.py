@@ -208,13 +208,12 @@ class PredictParameters(BaseModel):
         if self.candidate_labels is None:
             for name in ("hypothesis_template", "multi_label"):
                 if getattr(self, name) is not None:
-                    pointer = f"/parameters/{name}"
-                    raise InvalidInput(f"{name} needs candidate_labels", pointer=pointer)
+                    raise InvalidInput(f"{name} needs candidate_labels", pointer=f"/{name}")
             return None
         if self.function_to_apply is not None:
             raise InvalidInput(
                 "function_to_apply does not apply to candidate_labels",
-                pointer="/parameters/function_to_apply",
+                pointer="/function_to_apply",
             )
         template = self.hypothesis_template
         return CandidateLabels(

@@ -7,15 +7,23 @@ import time
 import uuid
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
 from service.api.auth import require_scope
-from service.api.body import check_count, read_body, read_inputs
+from service.api.body import check_count, read_body, read_inputs, renamed
 from service.api.compat.openai import OpenAIErrorResponse, Usage, render_error
 from service.api.compat.rerank import CompatRerankRequest, CompatRerankResponse, Name, rerank
 from service.api.deadline import cancel_on_disconnect
@@ -58,10 +66,15 @@ _NAMES = {
 
 def _declare_names(schema: dict[str, Any]) -> None:
     """Add the other names of the fields to a JSON schema, which requires one name of each."""
+    null = {"type": "null"}
     for field, names in _NAMES.items():
         schema["required"].remove(field)
-        schema["properties"] |= dict.fromkeys(names, schema["properties"][field])
-    choices = [[{"required": [name]} for name in names] for names in _NAMES.values()]
+        texts_or_null = {"anyOf": [schema["properties"][field], null]}
+        schema["properties"] |= dict.fromkeys(names, texts_or_null)
+    choices = [
+        [{"required": [name], "properties": {name: {"not": null}}} for name in names]
+        for names in _NAMES.values()
+    ]
     schema["allOf"] = [{"oneOf": choice} for choice in choices]
 
 
@@ -80,15 +93,27 @@ class VLLMScoreRequest(_RequestBody):
         None, ge=0, le=0, description="Not supported here, but by the route /rerank"
     )
 
-    @model_validator(mode="before")
+    _names: dict[str, str] = PrivateAttr()
+
+    @model_validator(mode="wrap")
     @classmethod
-    def _refuse_two_names(cls, body: dict[str, Any]) -> dict[str, Any]:
-        for names in _NAMES.values():
-            own = [name for name in names if name in body]
+    def _choose_names(cls, body: dict[str, Any], validate: ModelWrapValidatorHandler[Self]) -> Self:
+        chosen: dict[str, str] = {}
+        for field, names in _NAMES.items():
+            own = [name for name in names if body.get(name) is not None]
             if len(own) > 1:
                 message = f"{' and '.join(own)} are names of the same field; send one of them"
                 raise InvalidInput(message, pointer=f"/{own[1]}")
-        return body
+            if own:
+                chosen[field] = own[0]
+                body = {name: body[name] for name in body if name in own or name not in names}
+        request = validate(body)
+        request._names = chosen
+        return request
+
+    def names(self) -> dict[str, str]:
+        """Return the name of each field in the request."""
+        return self._names
 
 
 class VLLMClassifyRequest(_RequestBody):
@@ -170,16 +195,13 @@ async def score(request: Request, state: State) -> Response:
     """
     limits = state.settings.limits
     body = await read_body(request, state, VLLMScoreRequest, limits.max_body_bytes)
-    if isinstance(body.documents, list):
-        message = "{} documents; the limit is {}"
-        check_count(body.documents, limits.max_inputs, "documents", message)
-    model, options = await lease_with_options(request, state, body.model)
-    work = model.score(
-        body.queries,
-        body.documents,
-        **options,
-    )
-    result = await cancel_on_disconnect(request, work)
+    with renamed(body.names()):
+        if isinstance(body.documents, list):
+            message = "{} documents; the limit is {}"
+            check_count(body.documents, limits.max_inputs, "documents", message)
+        model, options = await lease_with_options(request, state, body.model)
+        work = model.score(body.queries, body.documents, **options)
+        result = await cancel_on_disconnect(request, work)
     return await respond(
         request, state, model, result, partial(_scores_json, model.name, result, body)
     )

@@ -166,7 +166,7 @@ class ModelRegistry:
         """
         if not self._is_open:
             raise NotReady("the model is loading")
-        requested = name or self._default
+        requested = self._default if name is None else name
         resolved = self._names.get(requested or "")
         if resolved is not None:
             return resolved

@@ -154,9 +154,11 @@ def test_sharded_checkpoint_loads_the_same_model(tmp_path: Path) -> None:
             rf"{Q} has shape .*int32; the config requires shape .* and a floating-point dtype",
         ),
         ({"encoder.layer.7.x": torch.zeros(1)}, r"unexpected tensors \(1\): encoder\.layer\.7\.x"),
+        ({Q: torch.zeros(32, 32) / 0}, f"{Q} has a NaN or an infinity"),
+        ({Q: -torch.ones(32, 32) / 0}, f"{Q} has a NaN or an infinity"),
     ],
 )
-def test_missing_misshaped_or_unknown_tensor_raises_with_its_name(
+def test_missing_invalid_or_unknown_tensor_raises_with_its_name(
     changes: dict[str, torch.Tensor | None], message: str, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path, "bert")
@@ -275,9 +277,11 @@ def test_pooled_vectors_equal_sentence_transformers(
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("activation", ["Tanh", "LeakyReLU", "SiLU"])
+@pytest.mark.parametrize(
+    "activation", ["modules.activation.Tanh", "modules.activation.LeakyReLU", "SiLU"]
+)
 def test_dense_head_vectors_equal_sentence_transformers(activation: str, tmp_path: Path) -> None:
-    save_dense(tmp_path, activation_function=f"torch.nn.modules.activation.{activation}")
+    save_dense(tmp_path, activation_function=f"torch.nn.{activation}")
     write_modules(
         tmp_path,
         ("Transformer", ""),

@@ -176,7 +176,10 @@ def test_activation_is_that_of_the_files(
     assert load(tmp_path)[1].activation == activation
 
 
-@pytest.mark.parametrize("nested", [{}, {"activation_fn": None}, {"activation_fn": SIGMOID}])
+@pytest.mark.parametrize(
+    "nested",
+    [{}, *({"activation_fn": path} for path in (None, SIGMOID, "torch.nn.Identity"))],
+)
 @pytest.mark.parametrize("old", [None, IDENTITY])
 def test_activation_of_scores_is_that_of_sentence_transformers(
     nested: dict[str, object], old: str | None, tmp_path: Path

@@ -196,6 +196,22 @@ def test_native_routes_list_the_models_if_the_name_is_unknown_or_missing(
 
 
 @pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/encode", {"inputs": TEXT, "model": ""}),
+        ("/v1/embeddings", {"input": TEXT, "model": ""}),
+        ("/v2/rerank", {"query": TEXT, "documents": [TEXT], "model": ""}),
+        ("/v1/models/", None),
+    ],
+)
+def test_an_empty_name_is_not_that_of_the_default_model(
+    one: TestClient, path: str, body: dict[str, Any] | None
+) -> None:
+    response = one.request("GET" if body is None else "POST", path, json=body)
+    assert (response.status_code, "unknown model" in response.text) == (404, True)
+
+
+@pytest.mark.parametrize(
     ("path", "body", "status"),
     [
         ("/v1/embeddings", {"input": TEXT, "model": "birds"}, 404),

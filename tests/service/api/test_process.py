@@ -98,6 +98,18 @@ def test_startup_prints_the_url_of_the_page_if_it_is_enabled(
             assert httpx2.get(page, timeout=PATIENCE_S).status_code == 200
 
 
+def test_example_at_startup_is_for_the_default_model(
+    classifier: Artifact, small_artifact: Artifact
+) -> None:
+    paths = {"a": classifier.path, "b": small_artifact.path}
+    served = [{"name": name, "path": str(path)} for name, path in paths.items()]
+    settings = {"VITRINE_MODELS__SERVED": json.dumps(served), "VITRINE_MODELS__DEFAULT": "b"}
+    with process(**settings) as started:
+        _, match = lines_until(started, r"Try: curl (\S+) .* -d '(.*)'")
+        response = httpx2.post(match[1], json=json.loads(match[2]), timeout=PATIENCE_S)
+    assert (response.status_code, response.json().get("model")) == (200, "b")
+
+
 def test_loaded_objects_are_excluded_from_garbage_collection(small_artifact: Artifact) -> None:
     with process("-c", COUNTING, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         lines_until(started, "Serving")

@@ -59,10 +59,17 @@ def test_different_dtypes_are_refused(calibrated_client: TestClient) -> None:
     fields = {"output_dtype": "int8", "encoding_format": "ubinary"}
     error = calibrated_client.post("/v1/embeddings", json={**body, **fields})
     assert (error.status_code, error.json()["error"]["param"]) == (400, "output_dtype")
+    fields = {"encoding_format": "ubinary", "embedding_type": "int8"}
+    error = calibrated_client.post("/v1/embeddings", json={**body, **fields})
+    assert (error.status_code, error.json()["error"]["param"]) == (400, "encoding_format")
     assert embed(calibrated_client, output_dtype="binary", encoding_format="binary")
 
 
-def test_missing_ranges_are_an_error_in_openais_format(calibrated_client: TestClient) -> None:
+@pytest.mark.parametrize("field", ["output_dtype", "encoding_format", "embedding_type"])
+def test_missing_ranges_are_an_error_in_openais_format(
+    calibrated_client: TestClient, field: str
+) -> None:
     body = {"model": ready_model(calibrated_client).name, "input": TEXTS, "dimensions": 16}
-    error = calibrated_client.post("/v1/embeddings", json={**body, "output_dtype": "int8"})
-    assert (error.status_code, error.json()["error"]["code"]) == (400, "not_calibrated")
+    response = calibrated_client.post("/v1/embeddings", json={**body, field: "int8"})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (400, "not_calibrated", field)
