@@ -111,6 +111,11 @@ SETTINGS: dict[str, Start] = {
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1]", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
         "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf",
     ),
+    "propagators": (
+        "tiny",
+        {"OTEL_PROPAGATORS": "b4"},
+        "OTEL_PROPAGATORS: Propagator b4 not found",
+    ),
     "two settings": ("tiny --models.folder .", {}, "models.folder and models.served are exclusive"),
     "no artifacts": ("--models.folder onnx", {}, "onnx has no folder with an artifact of vitrine-"),
 }
