@@ -65,6 +65,18 @@ JsonList = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_read_list)]
 HostName = Annotated[str, Field(min_length=1), AfterValidator(str.lower)]
 
 
+def _check_origin(origin: str) -> str:
+    if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+        raise ValueError(
+            "must be an origin as browsers send it, such as https://app.example: in lower case, "
+            "without a slash at its end; or *"
+        )
+    return origin
+
+
+Origin = Annotated[str, AfterValidator(_check_origin)]
+
+
 class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -85,7 +97,7 @@ class ServerSettings(_Group):
     hosts: JsonList[HostName] = Field(
         (), description="Host names accepted in the Host header; empty: all"
     )
-    cors_origins: JsonList[str] = Field(
+    cors_origins: JsonList[Origin] = Field(
         (), description="Allowed CORS origins, such as `https://app.example`"
     )
     log: LogFormat = Field("text", description="Log format: `text` or `json`")

@@ -116,6 +116,11 @@ SETTINGS: dict[str, Start] = {
         {"OTEL_PROPAGATORS": "b4"},
         "OTEL_PROPAGATORS: Propagator b4 not found",
     ),
+    "origin": (
+        "tiny",
+        {"VITRINE_SERVER__CORS_ORIGINS": '["https://app.example/"]'},
+        "server.cors_origins.0: must be an origin as browsers send it",
+    ),
     "two settings": ("tiny --models.folder .", {}, "models.folder and models.served are exclusive"),
     "no artifacts": ("--models.folder onnx", {}, "onnx has no folder with an artifact of vitrine-"),
 }
