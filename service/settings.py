@@ -410,12 +410,14 @@ class Settings(BaseSettings):
         """Return the models to serve.
 
         Raises:
-            ValueError: Both `models.folder` and `models.served` are set.
+            ValueError: Two of `models.folder`, `models.served` and `model.name` are set.
             ArtifactError: `models.folder` has no artifact, or an invalid one.
         """
         options = self.model_options()
         if self.models.folder is not None and self.models.served:
             raise ValueError("models.folder and models.served are mutually exclusive")
+        if self.model.name is not None and (self.models.folder is not None or self.models.served):
+            raise ValueError("model.name is the name of model.path alone; there are several models")
         if self.models.folder is not None:
             return specs_in(self.models.folder, options)
         if not self.models.served:
