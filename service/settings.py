@@ -266,7 +266,7 @@ class LimitSettings(_Group):
         16_384,
         ge=1,
         description="Maximum number of tokens per request with results per token: token lists, "
-        "token vectors, multi-vectors, tags, late chunking and explanations of embeddings; also of "
+        "token vectors, multi-vectors, tags, late chunking and `terms` of embeddings; also of "
         "entities with labels of the request",
     )
     max_body_bytes: int = Field(
