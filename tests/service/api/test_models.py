@@ -938,6 +938,22 @@ def test_scan_leaves_a_model_that_was_moved_to_another_path(
         assert client.post("/encode", json={"inputs": TEXT, "model": "dogs"}).is_success
 
 
+def test_scan_keeps_the_aliases_that_a_request_has_set(
+    folder: Path, other_artifact: Artifact
+) -> None:
+    settings = Settings(models=ModelsSettings(folder=folder), engine=ENGINE, auth=AUTH)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        assert client.portal is not None
+        client.headers.update(HEADERS)
+        body = {"path": str(folder / "cats"), "aliases": ["felines"]}
+        first = client.post("/models/cats", json=body).json()["version"]
+        replace(folder / "cats", other_artifact)
+        client.portal.call(state_of(client).watch.scan)
+        response = client.post("/encode", json={"inputs": TEXT, "model": "felines"})
+        assert response.status_code == 200
+        assert response.headers["X-Model-Version"] != first
+
+
 def test_patient_scan_unloads_an_artifact_that_is_missing_twice(
     folder: Path, other_artifact: Artifact
 ) -> None:
