@@ -149,6 +149,8 @@ class ModelRegistry:
         for load in loads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
+        for entry in entries:  # of loads that were cancelled before they began
+            entry.answer()
         await self._memory.close()
 
     @property
