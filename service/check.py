@@ -54,7 +54,7 @@ def check_settings(settings: Settings) -> None:
         EngineError: An engine is unknown or unavailable on this machine.
         OSError: The keys file cannot be read, or the port cannot be opened.
         ValueError: Any error of `check_access` or `check_traces`, a name of a model is invalid, or
-            `models.folder` and `models.served` are both set.
+            any error of `Settings.model_specs`.
     """
     check_access(settings)
     check_traces()

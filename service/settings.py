@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -30,7 +30,7 @@ from pydantic import (
     ValidationInfo,
     field_validator,
 )
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from models.engines import Precision
 from models.json_reader import JsonError, check_depth, parse_json
@@ -45,8 +45,36 @@ Scope = Literal["encode", "bulk", "debug", "metrics", "admin"]
 _SERVICE_LINK = re.compile(r"VITRINE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")
 
 
+def _read_list(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return parse_json(os.fsencode(value))
+    except JsonError as error:
+        raise ValueError(
+            f'not JSON ({error}); a list is written as ["a", "b"], and objects in it as '
+            '{"name": "a"}'
+        ) from None
+
+
+_Item = TypeVar("_Item")
+# A list, which is JSON in variables and options. The library does not decode it, because it doubles
+# the backslashes in options.
+JsonList = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_read_list)]
 # Stored in lower case: host names are case-insensitive.
 HostName = Annotated[str, Field(min_length=1), AfterValidator(str.lower)]
+
+
+def _check_origin(origin: str) -> str:
+    if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+        raise ValueError(
+            "must be an origin as browsers send it, such as https://app.example: in lower case, "
+            "without a slash at its end; or *"
+        )
+    return origin
+
+
+Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
 class _Group(BaseModel):
@@ -66,10 +94,10 @@ class ServerSettings(_Group):
 
     host: str = Field("127.0.0.1", description="Address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0: any free port")
-    hosts: tuple[HostName, ...] = Field(
+    hosts: JsonList[HostName] = Field(
         (), description="Host names accepted in the Host header; empty: all"
     )
-    cors_origins: tuple[str, ...] = Field(
+    cors_origins: JsonList[Origin] = Field(
         (), description="Allowed CORS origins, such as `https://app.example`"
     )
     log: LogFormat = Field("text", description="Log format: `text` or `json`")
@@ -139,7 +167,7 @@ class ModelsSettings(_Group):
         description="Folder of artifacts, each of which is served under the name of its own "
         "folder; replaces `model.path`",
     )
-    served: tuple[ServedModel, ...] = Field(
+    served: JsonList[ServedModel] = Field(
         (),
         description='Served models as JSON: `[{"path": "...", "name": "...", "aliases": '
         '["..."], "precision": "float32", "share": 1.0}]`, where only `path` is required; '
@@ -238,7 +266,7 @@ class LimitSettings(_Group):
         16_384,
         ge=1,
         description="Maximum number of tokens per request with results per token: token lists, "
-        "token vectors, multi-vectors, tags, late chunking and explanations of embeddings; also of "
+        "token vectors, multi-vectors, tags, late chunking and `terms` of embeddings; also of "
         "entities with labels of the request",
     )
     max_body_bytes: int = Field(
@@ -266,7 +294,7 @@ class DebugSettings(_Group):
     device: str = Field(
         "auto", description="Device for gradients, such as `auto`, `cpu`, `cuda` or `cuda:1`"
     )
-    hosts: tuple[HostName, ...] = Field(
+    hosts: JsonList[HostName] = Field(
         ("localhost", "127.0.0.1", "[::1]"),
         description="Host names accepted in the Host header by the routes under /debug",
     )
@@ -315,7 +343,7 @@ class ApiKey(_Group):
 class AuthSettings(_Group):
     """API keys. If there are none, everybody has access."""
 
-    keys: tuple[ApiKey, ...] = Field(
+    keys: JsonList[ApiKey] = Field(
         (), description='API keys as JSON: `[{"name": "...", "key": "...", "scopes": ["encode"]}]`'
     )
     keys_file: LocalPath | None = Field(
@@ -382,12 +410,14 @@ class Settings(BaseSettings):
         """Return the models to serve.
 
         Raises:
-            ValueError: Both `models.folder` and `models.served` are set.
+            ValueError: Two of `models.folder`, `models.served` and `model.name` are set.
             ArtifactError: `models.folder` has no artifact, or an invalid one.
         """
         options = self.model_options()
         if self.models.folder is not None and self.models.served:
             raise ValueError("models.folder and models.served are mutually exclusive")
+        if self.model.name is not None and (self.models.folder is not None or self.models.served):
+            raise ValueError("model.name is the name of model.path alone; there are several models")
         if self.models.folder is not None:
             return specs_in(self.models.folder, options)
         if not self.models.served:
@@ -487,8 +517,6 @@ def from_command_line(
     known = {variable(group, name) for group, name, _ in table()}
     for name in ignored_variables():
         _check_variable(name, known)
-    for name in sorted(known & os.environ.keys()):
-        _check_json(name, os.environ[name])
     for argument in arguments:
         check_depth(os.fsencode(argument))
     parser = parser or argparse.ArgumentParser("vitrine-serve")
@@ -520,18 +548,3 @@ def _check_variable(name: str, known: Collection[str]) -> None:
     if "__" in name or similar:
         hint = f"; did you mean {similar[0]}?" if similar else ""
         raise ValueError(f"{name} is not a setting{hint}; vitrine-serve --help lists all settings")
-
-
-def _check_json(name: str, value: str) -> None:
-    """Raise a ValueError if the variable of a list or an object is not JSON."""
-    group, field = name.removeprefix("VITRINE_").lower().split("__")
-    annotation = type(Settings.model_fields[group].default).model_fields[field].annotation
-    if not value or get_origin(annotation) is not tuple:
-        return
-    try:
-        parse_json(os.fsencode(value))
-    except JsonError as error:
-        raise ValueError(
-            f'{name} is not JSON ({error}); a list is written as ["a", "b"], and objects in it as '
-            '{"name": "a"}'
-        ) from None

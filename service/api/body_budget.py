@@ -44,7 +44,7 @@ class BodyBudget:
             more = size - reserved
             if size <= FREE_BYTES or more <= 0:
                 return
-            if self._used and self._used + more > self._limit:
+            if self._used > reserved and self._used + more > self._limit:
                 raise Overloaded("too many large request bodies are being read; try again later")
             self._used += more
             reserved = size

@@ -63,7 +63,7 @@ async def info(request: Request, state: State) -> ServiceInfo:
 )
 async def models(state: State) -> ModelList:
     """Return the names and the state of all served models."""
-    state.check_ready()
+    state.registry.check_alive()
     return ModelList(
         models=[
             ModelSummary(

@@ -99,7 +99,7 @@ def test_empty_value_of_any_setting_is_refused_by_name(
 
 
 def test_empty_name_of_a_host_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--check", "--server.hosts", "a,,b"]) == 2
+    assert main(["--check", "--server.hosts", '["a", "", "b"]']) == 2
     assert capsys.readouterr().err.startswith("vitrine-serve: server.hosts.1: String should have")
 
 

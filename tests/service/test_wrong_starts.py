@@ -111,6 +111,18 @@ SETTINGS: dict[str, Start] = {
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1]", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
         "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf",
     ),
+    "propagators": (
+        "tiny",
+        {"OTEL_PROPAGATORS": "b4"},
+        "OTEL_PROPAGATORS: Propagator b4 not found",
+    ),
+    "origin": (
+        "tiny",
+        {"VITRINE_SERVER__CORS_ORIGINS": '["https://app.example/"]'},
+        "server.cors_origins.0: must be an origin as browsers send it",
+    ),
+    "one name": ("--models.folder . --model.name e5", {}, "model.name is the name of model.path"),
+    "names": ("--model.name e5", served("artifact"), "model.name is the name of model.path alone"),
     "two settings": ("tiny --models.folder .", {}, "models.folder and models.served are exclusive"),
     "no artifacts": ("--models.folder onnx", {}, "onnx has no folder with an artifact of vitrine-"),
 }

@@ -233,7 +233,7 @@ async def embeddings(request: Request, state: State) -> Response:
 )
 async def models(_request: Request, state: State) -> Response:
     """List the served models."""
-    state.check_ready()
+    state.registry.check_alive()
     return _json(Models(data=list(map(_model_info, state.registry.statuses()))))
 
 

@@ -60,7 +60,7 @@ class ModelMemory:
         """Raise `ValueError` if the weights of a model, of `size` bytes, exceed the budget."""
         if self.has_budget and size > self._max_bytes:
             raise ValueError(
-                f"the model {name} has {size} bytes of weights; the budget is "
+                f"the model {name!r} has {size} bytes of weights; the budget is "
                 f"{self._max_bytes} bytes"
             )
 

@@ -149,6 +149,8 @@ class ModelRegistry:
         for load in loads:
             load.cancel()
         await asyncio.gather(*loads, return_exceptions=True)
+        for entry in entries:  # of loads that were cancelled before they began
+            entry.answer()
         await self._memory.close()
 
     @property
@@ -276,11 +278,14 @@ class ModelRegistry:
     async def update(self, spec: ModelSpec) -> Model | None:
         """Serve the artifact that is now in the folder of a model, at once or when it is loaded.
 
-        Returns the new version; None: the model is not loaded, and the next request for it loads
-        the artifact. Arguments and errors are those of `load`.
+        Aliases and options of a served model stay. Returns the new version; None: the model is not
+        loaded, and the next request for it loads the artifact. Arguments and errors are those of
+        `load`.
         """
         async with self._changing:
             old = self._entries.get(spec.options.name or "")
+            if old is not None:  # a request may have set others than the settings
+                spec = replace(old.spec, path=spec.path)
             if old is not None and old.version is None:
                 entry = await self._read(spec)
                 check_replacement(old.manifest, entry.manifest)

@@ -101,8 +101,10 @@ def test_budget_refuses_large_bodies_beyond_it_and_accepts_all_small_ones() -> N
 
 def test_budget_accepts_a_single_body_of_any_size() -> None:
     budget = BodyBudget(100 * KIB)
-    with budget.reservation() as reserve:
-        reserve(200 * KIB)
+    for sizes in ([200], [90, 200]):  # the second one grows, as without Content-Length or in gzip
+        with budget.reservation() as reserve:
+            for size in sizes:
+                reserve(size * KIB)
 
 
 def test_exhausted_body_budget_returns_429_for_large_bodies(settings: Settings) -> None:

@@ -39,7 +39,7 @@ from service.app import create_app
 from service.inference.call_options import Deadline
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
-from service.inference.registry import memory
+from service.inference.registry import memory, registry
 from service.inference.registry.served_models import ModelSpec
 from service.settings import (
     ApiKey,
@@ -856,6 +856,23 @@ def test_alias_of_another_model_is_refused_without_repeating_it(
     )
 
 
+def test_model_beyond_the_memory_budget_is_refused_without_repeating_its_name(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(
+        model=ModelSettings(path=small_artifact.path),
+        models=ModelsSettings(max_bytes=weight_bytes(small_artifact)),
+        engine=ENGINE,
+        auth=AUTH,
+    )
+    body = {"path": str(small_artifact.path)}
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        monkeypatch.setattr(registry, "read_artifact", lambda _: (small_artifact, 10**9))
+        response = client.post("/models/another", json=body, headers=HEADERS)
+    assert response.status_code == 422
+    assert response.json()["detail"].startswith("the model of this request has 1000000000 bytes")
+
+
 def test_scope_of_a_finished_request_does_not_keep_a_replaced_model_in_memory(
     one: TestClient, other_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -935,6 +952,22 @@ def test_scan_leaves_a_model_that_was_moved_to_another_path(
         (folder / "dogs").rename(folder / ".gone")
         client.portal.call(state_of(client).watch.scan)
         assert client.post("/encode", json={"inputs": TEXT, "model": "dogs"}).is_success
+
+
+def test_scan_keeps_the_aliases_that_a_request_has_set(
+    folder: Path, other_artifact: Artifact
+) -> None:
+    settings = Settings(models=ModelsSettings(folder=folder), engine=ENGINE, auth=AUTH)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+        assert client.portal is not None
+        client.headers.update(HEADERS)
+        body = {"path": str(folder / "cats"), "aliases": ["felines"]}
+        first = client.post("/models/cats", json=body).json()["version"]
+        replace(folder / "cats", other_artifact)
+        client.portal.call(state_of(client).watch.scan)
+        response = client.post("/encode", json={"inputs": TEXT, "model": "felines"})
+        assert response.status_code == 200
+        assert response.headers["X-Model-Version"] != first
 
 
 def test_patient_scan_unloads_an_artifact_that_is_missing_twice(

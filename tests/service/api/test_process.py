@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from service.serve_command import example_request
+from service.settings import from_command_line
 from tests.eventually import eventually
 from tests.faulty_service import IS_STUCK, RAISES
 from tests.held_service import held
@@ -228,7 +229,7 @@ def test_public_address_with_keys_logs_no_warning_and_a_curl_command_with_a_key(
         ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is not a setting"),
         ({"VITRINE_ENGINE__PRECISION": "int4"}, "engine.precision: Input should be 'float32'"),
         ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "/nowhere cannot be read: No such file or dir"),
-        ({"VITRINE_AUTH__KEYS": "[{"}, "VITRINE_AUTH__KEYS is not JSON"),
+        ({"VITRINE_AUTH__KEYS": "[{"}, "auth.keys: not JSON"),
         ({"VITRINE_MODEL__PATH": "/nowhere"}, "the folder /nowhere does not exist"),
         ({"VITRINE_MODEL": "x"}, "those of its group are VITRINE_MODEL__NAME"),
     ],
@@ -278,6 +279,15 @@ def test_command_line_options_override_the_environment(small_artifact: Artifact)
         status, errors = outcome(started)
     assert status == 2
     assert "the folder /elsewhere does not exist" in errors
+
+
+def test_escapes_of_json_are_read_in_options_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    aliases = ["\u03b1 \u03b2", 'quoted "name"', "back\\slash"]
+    served = json.dumps([{"path": "/model", "aliases": aliases}])
+    option = from_command_line([f"--models.served={served}"])
+    monkeypatch.setenv("VITRINE_MODELS__SERVED", served)
+    for settings in (option, from_command_line([])):
+        assert [*settings.models.served[0].aliases] == aliases
 
 
 def test_model_of_the_command_line_overrides_the_environment(small_artifact: Artifact) -> None:

@@ -52,6 +52,8 @@ def test_service_is_unready_and_answers_during_the_drain_period(small_artifact: 
                 assert response.headers["Connection"] == "close"
             response = client.post("/encode", json={"inputs": "a"})
             assert (response.status_code, response.headers["Connection"]) == (200, "close")
+            for route in ("/info", "/models", "/v1/models", "/metrics"):
+                assert client.get(route).status_code == 200
 
 
 def test_port_closes_and_process_exits_after_the_drain_period(small_artifact: Artifact) -> None:

@@ -469,6 +469,18 @@ async def test_load_that_ends_after_the_registry_is_closed_closes_its_model(
     assert [model.batcher.is_alive for model in loads.models] == [False, False]
 
 
+async def test_registry_that_closes_before_a_load_begins_answers_its_requests(
+    small_artifact: Artifact, size: int
+) -> None:
+    specs = [spec(small_artifact, name) for name in "ab"]
+    async with opened(*specs, max_bytes=size) as registry:
+        waiting = asyncio.create_task(registry.lease("b"))
+        await asyncio.sleep(0)  # it creates the task of the load, whose turn is the next
+        await registry.close()
+        with pytest.raises(NotReady, match=r"^the model is loading$"):
+            await waiting
+
+
 async def test_registry_that_closes_during_a_comparison_closes_both_versions(
     small_artifact: Artifact, other_artifact: Artifact
 ) -> None:
