@@ -53,11 +53,7 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         gc.disable()  # imports make many objects, and no garbage that is worth a collection
-        try:
-            command = resolve_name(function)
-        except ValueError as error:  # of FastAPI's import, even if no traces are exported
-            print(f"vitrine-{verb}: OTEL_PROPAGATORS: {error}", file=sys.stderr)
-            return 2
+        command = resolve_name(function)
         gc.freeze()  # they stay for as long as the process: collections skip them
         gc.enable()
         status: int = command(sys.argv[1:] if arguments is None else arguments)

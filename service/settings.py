@@ -48,6 +48,8 @@ _SERVICE_LINK = re.compile(r"VITRINE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT\w*)|PORT_\
 def _read_list(value: object) -> object:
     if not isinstance(value, str):
         return value
+    if not value.lstrip().startswith(("[", "{")):
+        return value.split(",")
     try:
         return parse_json(os.fsencode(value))
     except JsonError as error:
@@ -58,8 +60,8 @@ def _read_list(value: object) -> object:
 
 
 _Item = TypeVar("_Item")
-# A list, which is JSON in variables and options. The library does not decode it, because it doubles
-# the backslashes in options.
+# A list, which is JSON or words with commas. The library does not decode it, because it doubles the
+# backslashes in options.
 JsonList = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_read_list)]
 # Stored in lower case: host names are case-insensitive.
 HostName = Annotated[str, Field(min_length=1), AfterValidator(str.lower)]
