@@ -49,7 +49,7 @@ def _read_list(value: object) -> object:
     if not isinstance(value, str):
         return value
     if not value.lstrip().startswith(("[", "{")):
-        return value.split(",")
+        return [word.strip() for word in value.split(",")]
     try:
         return parse_json(os.fsencode(value))
     except JsonError as error:
@@ -68,7 +68,7 @@ HostName = Annotated[str, Field(min_length=1), AfterValidator(str.lower)]
 
 
 def _check_origin(origin: str) -> str:
-    if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+    if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+", origin):
         raise ValueError(
             "must be an origin as browsers send it, such as https://app.example: in lower case, "
             "without a slash at its end; or *"

@@ -116,6 +116,11 @@ SETTINGS: dict[str, Start] = {
         {"VITRINE_SERVER__CORS_ORIGINS": '["https://app.example/"]'},
         "server.cors_origins.0: must be an origin as browsers send it",
     ),
+    "origin in upper case": (
+        "tiny --server.cors_origins https://App.example",
+        {},
+        "server.cors_origins.0: must be an origin as browsers send it",
+    ),
     "one name": ("--models.folder . --model.name e5", {}, "model.name is the name of model.path"),
     "names": ("--model.name e5", served("artifact"), "model.name is the name of model.path alone"),
     "two settings": ("tiny --models.folder .", {}, "models.folder and models.served are exclusive"),

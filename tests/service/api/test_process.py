@@ -291,7 +291,7 @@ def test_escapes_of_json_are_read_in_options_and_variables(monkeypatch: pytest.M
 
 
 def test_names_in_a_list_may_be_divided_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITRINE_DEBUG__HOSTS", "a,b")
+    monkeypatch.setenv("VITRINE_DEBUG__HOSTS", "a, b")
     for options in (["--server.hosts", "a,b"], ["--server.hosts=a", "--server.hosts=b"]):
         settings = from_command_line(options)
         assert settings.server.hosts == settings.debug.hosts == ("a", "b")
