@@ -111,7 +111,7 @@ def test_package_verifies_our_signature_and_refuses_it_for_other_files(
     verifier.verify(copy, copy / SIGNATURE)
     check(copy, public)
     replace(copy, MANIFEST, (copy / MANIFEST).read_bytes() + b" ")
-    with pytest.raises(ValueError, match=r"Hash mismatch for 'manifest.json'"):
+    with pytest.raises(ValueError, match=r"Hash mismatch for .*manifest\.json"):
         verifier.verify(copy, copy / SIGNATURE)
     other = verifying.Config().use_elliptic_key_verifier(public_key=keys[CURVES[0]][1])
     if curve != CURVES[0]:
