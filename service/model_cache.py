@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, BinaryIO
+from typing import Annotated, BinaryIO, Literal
 from urllib.parse import quote
 
 from pydantic import BaseModel, BeforeValidator
@@ -109,7 +109,7 @@ LocalPath = Annotated[Path, BeforeValidator(expanded)]
 
 
 class _Models(BaseModel):
-    cache: LocalPath | None = None
+    cache: LocalPath | Literal[""] | None = None
     verify: LocalPath | None = None
 
 
@@ -146,8 +146,7 @@ def required_signer() -> Path | None:
 
 
 def _default_cache() -> Path:
-    folder = _models_settings().cache
-    if folder is not None and folder != Path():  # of an empty variable
+    if folder := _models_settings().cache:
         return folder
     # Relative values are invalid: https://specifications.freedesktop.org/basedir-spec
     home = Path(os.environ.get("XDG_CACHE_HOME", ""))

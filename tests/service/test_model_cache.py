@@ -391,12 +391,16 @@ def test_tilde_in_a_variable_is_the_home_directory(
     assert attrgetter(name)(Settings()) == Path("/home/me/it")
 
 
-def test_tilde_in_the_cache_of_bulk_encoding_is_the_home_directory(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("value", "expected"), [("~/it", "/home/me/it"), (".", "."), ("", "/home/me/.cache/vitrine")]
+)
+def test_cache_of_bulk_encoding_is_that_of_the_variable(
+    value: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.setenv("VITRINE_MODELS__CACHE", "~/it")
-    assert model_cache._default_cache() == Path("/home/me/it")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("VITRINE_MODELS__CACHE", value)
+    assert model_cache._default_cache() == Path(expected)
 
 
 def test_unknown_home_directory_is_named() -> None:
