@@ -271,15 +271,9 @@ def pointing_at(inputs: object) -> Iterator[None]:
 
 @contextmanager
 def renamed(names: Mapping[str, str]) -> Iterator[None]:
-    """Replace names of fields in the JSON pointers of errors.
-
-    Args:
-        names: Path in the body, such as "parameters/top_k", by the name of the argument.
-    """
+    """Replace names of arguments in errors; see `VitrineError.rename`."""
     try:
         yield
     except VitrineError as error:
-        if error.pointer:
-            name, *rest = error.pointer.removeprefix("/").split("/")
-            error.pointer = "/".join(["", names.get(name, name), *rest])
+        error.rename(names)
         raise

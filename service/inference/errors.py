@@ -10,7 +10,7 @@ VitrineError
 └── DeadlineExceeded   the deadline of the call has passed
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -58,6 +58,16 @@ class VitrineError(Exception):
         """Set the index of the input that caused the error, and the JSON pointer to that input."""
         self.index = index
         self.pointer = f"/inputs/{index}"
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Replace the name of an argument in the JSON pointer by that of a field, if it has one.
+
+        Args:
+            names: Path in a request body, such as "parameters/top_k", by the argument's name.
+        """
+        if self.pointer:
+            name, *rest = self.pointer.removeprefix("/").split("/")
+            self.pointer = "/".join(["", names.get(name, name), *rest])
 
 
 class InvalidInput(VitrineError):

@@ -527,8 +527,8 @@ GUARDS = (
     ),
     Guard(
         "service/api/compat/cohere.py",
-        "_FIELDS.get(field, field)",
-        "field",
+        "    error.rename(_FIELDS)\n",
+        "",
         f"{_T}compat/test_cohere.py::test_errors_have_coheres_format_and_names",
     ),
     # Shapley values.

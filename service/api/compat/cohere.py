@@ -169,10 +169,9 @@ async def embed(request: Request, state: State) -> Response:
 
 def render_error(error: VitrineError, request_id: str) -> Response:
     """Return the error in the format of Cohere's API, with the names of its fields."""
-    if error.pointer:
-        # "/inputs" alone is a field of this API.
-        _, field, *rest = error.pointer.replace("/inputs/", "/texts/").split("/")
-        error.pointer = "/".join(["", _FIELDS.get(field, field), *rest])
+    if error.pointer:  # "/inputs" alone is a field of this API
+        error.pointer = error.pointer.replace("/inputs/", "/texts/")
+    error.rename(_FIELDS)
     return rerank.render_error(error, request_id)
 
 
