@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+
+from tests.threaded_server import in_thread
 
 
 class Hub:
@@ -107,12 +108,6 @@ def serving_hub() -> Iterator[Hub]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         hub.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+        yield hub

@@ -1,6 +1,5 @@
 """A receiver of OpenTelemetry's protocol, OTLP over HTTP, for tests of traces."""
 
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,6 +11,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from tests.eventually import eventually
+from tests.threaded_server import in_thread
 
 
 class Receiver:
@@ -78,12 +78,6 @@ def receiving() -> Iterator[Receiver]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
         receiver = Receiver(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield receiver
-        finally:
-            server.shutdown()
-            thread.join()
+        yield receiver

@@ -5,11 +5,9 @@ import json
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import numpy as np
 import pytest
@@ -21,6 +19,7 @@ from tests.benchmarks.peers import find_peer, parse_peers
 from tests.benchmarks.servers import Api, Client, ServerKind, ServerProcess
 from tests.benchmarks.workloads import WORKLOADS
 from tests.eventually import eventually
+from tests.threaded_server import in_thread
 
 SHAPES = {
     "tei": ("/embed", "inputs", None),
@@ -86,22 +85,10 @@ class FakePeer(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
-@contextmanager
-def serving(path: str, field: str, models: str | None) -> Iterator[FakePeer]:
-    with FakePeer(path, field, models) as server:
-        thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 def test_peer_shape_is_found_by_trying(shape: str) -> None:
     path, field, models = SHAPES[shape]
-    with serving(path, field, models) as server:
+    with in_thread(FakePeer(path, field, models)) as server:
         peer = find_peer("other", server.url + "/")
         assert (peer.url, peer.api.path) == (server.url, path)
         texts = ["x" * length for length in range(70)]
@@ -111,7 +98,7 @@ def test_peer_shape_is_found_by_trying(shape: str) -> None:
 
 
 def test_base_path_of_a_peer_is_kept() -> None:
-    with serving("/v1/embeddings", "input", "/v1/models") as server:
+    with in_thread(FakePeer("/v1/embeddings", "input", "/v1/models")) as server:
         peer = find_peer("vllm", server.url + "/v1")
         assert peer.url + peer.api.path == server.url + "/v1/embeddings"
 
@@ -128,7 +115,7 @@ def test_unreachable_peer_is_named() -> None:
 
 def test_peer_without_known_route_is_named_with_what_was_tried() -> None:
     with (
-        serving("/elsewhere", "texts", None) as server,
+        in_thread(FakePeer("/elsewhere", "texts", None)) as server,
         pytest.raises(
             BenchmarkError, match=r"'odd' .* tried POST http.*/embed: .*404.*; GET .*/v1/models"
         ),
@@ -137,7 +124,7 @@ def test_peer_without_known_route_is_named_with_what_was_tried() -> None:
 
 
 def test_peer_that_stops_answering_with_vectors_is_named() -> None:
-    with serving(*SHAPES["tei"]) as server:
+    with in_thread(FakePeer(*SHAPES["tei"])) as server:
         peer = find_peer("tei", server.url)
         server.path = "/moved"
         with pytest.raises(BenchmarkError, match=f"{server.url}/embed: status 404"):
@@ -145,7 +132,7 @@ def test_peer_that_stops_answering_with_vectors_is_named() -> None:
 
 
 def test_peer_that_drops_texts_is_named() -> None:
-    with serving(*SHAPES["tei"]) as server:
+    with in_thread(FakePeer(*SHAPES["tei"])) as server:
         peer = find_peer("tei", server.url)
         server.dropped = 1
         with pytest.raises(BenchmarkError, match=f"{server.url}/embed did not return 2 vectors"):
@@ -154,7 +141,7 @@ def test_peer_that_drops_texts_is_named() -> None:
 
 def test_peer_with_other_vectors_is_refused_by_name() -> None:
     texts = ["a", "longer", "the longest of all"]
-    with serving(*SHAPES["openai"]) as server:
+    with in_thread(FakePeer(*SHAPES["openai"])) as server:
         theirs = find_peer("vllm", server.url).encode(texts)
     other = theirs * [1, 1, -1]
     lines = compare_vectors({OURS: theirs, "vllm": theirs})
@@ -291,7 +278,7 @@ def test_load_with_failures_is_no_figure(
     result = {"requests": done, "seconds": 1, "p50_ms": 1, "p99_ms": 2, "failed": failed}
     wrk = argparse.Namespace(stdout=f"Running\nRESULT {json.dumps(result)}\n")
     monkeypatch.setattr(subprocess, "run", lambda *_args, **_options: wrk)
-    with serving(*SHAPES["tei"]) as server:
+    with in_thread(FakePeer(*SHAPES["tei"])) as server:
         peer = Client(server.url, Api("/embed"))
         with pytest.raises(BenchmarkError, match=message):
             peer.load(WORKLOADS["short"], 1)

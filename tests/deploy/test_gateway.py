@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -27,6 +26,7 @@ from service.settings import Settings
 from tests.eventually import HANG_S, eventually
 from tests.service.api.test_paths import PIECES
 from tests.serving import flat_routes
+from tests.threaded_server import in_thread
 
 CONFIGURATION = (Path(__file__).parents[2] / "deploy/gateway/haproxy.cfg").read_text()
 
@@ -85,27 +85,22 @@ def gateway(
     **environment: str,
 ) -> Iterator[str]:
     """Yield the URL of a gateway in front of one worker, which has gradients or not."""
-    worker = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=worker.serve_forever, daemon=True).start()
     port = free_port()
-    # Nobody listens on a free port.
-    ports = {
-        "encode": worker.server_port,
-        "debug": worker.server_port if has_gradients else free_port(),
-    }
-    text = re.sub(
-        r"server-template worker \d+ (\w+):8000",
-        lambda match: f"server worker 127.0.0.1:{ports[match[1]]}",
-        configuration_without_dns(port),
-    )
-    with haproxy(folder / "haproxy.cfg", text, **environment):
-        url = f"http://127.0.0.1:{port}"
-        try:
+    with in_thread(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as worker:
+        # Nobody listens on a free port.
+        ports = {
+            "encode": worker.server_port,
+            "debug": worker.server_port if has_gradients else free_port(),
+        }
+        text = re.sub(
+            r"server-template worker \d+ (\w+):8000",
+            lambda match: f"server worker 127.0.0.1:{ports[match[1]]}",
+            configuration_without_dns(port),
+        )
+        with haproxy(folder / "haproxy.cfg", text, **environment):
+            url = f"http://127.0.0.1:{port}"
             eventually(lambda: status(url, "GET", "/readyz") in (200, 204))
             yield url
-        finally:
-            worker.shutdown()
-            worker.server_close()
 
 
 def configuration_without_dns(port: int) -> str:
