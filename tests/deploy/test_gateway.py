@@ -170,6 +170,7 @@ def test_rate_limit_applies_to_each_key_alone(tmp_path: Path) -> None:
         assert response.status_code == 200
 
 
+@pytest.mark.slow
 def test_without_a_limit_no_request_is_refused(tmp_path: Path) -> None:
     with gateway(tmp_path) as url:
         assert {status(url, "POST", "/encode") for _ in range(50)} == {200}

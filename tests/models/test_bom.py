@@ -122,6 +122,7 @@ def test_all_ids_of_licenses_are_of_spdx(copy: Path) -> None:
     assert [own["license"]["id"] for own in model["licenses"]] == [*_SPDX.values()]
 
 
+@pytest.mark.slow
 def test_model_card_has_what_the_export_measured(
     int8_artifact: Artifact, small_artifact: Artifact
 ) -> None:

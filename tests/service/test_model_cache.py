@@ -328,6 +328,7 @@ def test_bulk_encoding_takes_the_cache_of_any_variable_of_the_setting(
     assert len(exports) == 1
 
 
+@pytest.mark.slow
 def test_folder_whose_name_is_not_utf8_is_refused_in_a_sentence(folder: Path, cache: Path) -> None:
     path = folder.rename(folder.with_name(os.fsdecode(b"\xe9")))
     with pytest.raises(ArtifactError, match=r"cannot be exported: .*is not valid UTF-8"):

@@ -445,6 +445,7 @@ def test_model_that_is_no_artifact_is_exported_only_without_required_signatures(
     assert Artifact.load(path, key[1]).signed_by
 
 
+@pytest.mark.slow
 def test_service_without_required_signatures_imports_no_cryptography(
     small_artifact: Artifact,
 ) -> None:

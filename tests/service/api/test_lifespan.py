@@ -30,6 +30,7 @@ def test_loaded_objects_are_frozen_before_the_application_becomes_ready(
     assert calls == ["freeze", "ready"]
 
 
+@pytest.mark.slow
 def test_stopped_application_frees_its_model_and_engine(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

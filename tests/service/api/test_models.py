@@ -518,6 +518,7 @@ def test_hostile_artifact_is_refused_with_its_fault(
     assert one.post("/encode", json={"inputs": TEXT}).is_success
 
 
+@pytest.mark.slow
 def test_load_of_a_graph_without_end_stops_at_the_deadline_of_the_request(
     one: TestClient,
     other_artifact: Artifact,
@@ -644,6 +645,7 @@ def test_folder_and_list_of_models_are_mutually_exclusive(small_artifact: Artifa
     assert reasons == ["cannot start: models.folder and models.served are mutually exclusive"]
 
 
+@pytest.mark.slow
 def test_swaps_under_load_fail_no_request_and_mix_no_versions(
     one: TestClient, small_artifact: Artifact, other_artifact: Artifact
 ) -> None:
@@ -873,6 +875,7 @@ def test_model_beyond_the_memory_budget_is_refused_without_repeating_its_name(
     assert response.json()["detail"].startswith("the model of this request has 1000000000 bytes")
 
 
+@pytest.mark.slow
 def test_scope_of_a_finished_request_does_not_keep_a_replaced_model_in_memory(
     one: TestClient, other_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,8 @@ from tests.models.checkpoints import edit_tensors
 from tests.service.api.test_models import Checked
 from tests.serving import serving
 
+pytestmark = pytest.mark.slow
+
 KEY = "admin-key-0123456789"
 AUTH = AuthSettings(
     keys=(ApiKey(name="admin", key=SecretStr(KEY), scopes=("encode", "admin")),),
@@ -93,7 +95,6 @@ def post(client: TestClient, artifact: Artifact, folder: Path, **others: Any) ->
     return client.post("/models/small", json=body)
 
 
-@pytest.mark.slow
 def test_worse_version_is_refused_and_a_better_one_served_under_load(
     serve: Callable[[Artifact], TestClient],
     small_artifact: Artifact,

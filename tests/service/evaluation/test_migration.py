@@ -36,6 +36,8 @@ from tests.models.checkpoints import edit_json
 from tests.serving import serving
 from tests.signing_keys import new_key
 
+pytestmark = pytest.mark.slow
+
 TEXTS = ["w7 w8 w9", "w10 w11", "w12"]
 
 

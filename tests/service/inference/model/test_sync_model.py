@@ -139,6 +139,7 @@ def test_close_ends_the_calls_of_other_threads(
             assert isinstance(future.exception(HANG_S), vitrine.NotReady)
 
 
+@pytest.mark.slow
 def test_model_that_nobody_refers_to_ends_its_thread_and_frees_its_memory(
     small_artifact: Artifact,
 ) -> None:
