@@ -586,6 +586,7 @@ def test_command_prints_the_measures_and_says_what_is_wrong(
         (["--beir", str(collection), "--measures", "map@3"], "'map@3' is no measure"),
         (["--beir", str(collection), "--reranker", "x", "--rerank-top", "0"], "must be at least 1"),
         (["--beir", str(collection), "--late"], "need --chunking"),
+        (["--beir", str(tmp_path / "output" / ".")], "OUTPUT must be another folder than --beir"),
         (["--beir", str(collection), "--model", ""], "--model: the name of the model is empty"),
         (["--beir", str(collection), "--query-prompt", "x"], "unknown prompt"),
     ):
