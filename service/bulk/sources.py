@@ -224,7 +224,7 @@ def _is_input(file: Path, folder: Path, options: BulkOptions) -> bool:
 
 
 def _is_output(file: Path, options: BulkOptions) -> bool:
-    return file.resolve().is_relative_to(options.output.resolve())
+    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(options.output))
 
 
 def check_not_compressed(path: Path) -> None:
