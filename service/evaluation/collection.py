@@ -30,6 +30,7 @@ from service.bulk.sources import (
 )
 from service.bulk.texts import copied_array, items_of, python_values
 from service.inference.tokenizing.sentences import sentence_starts
+from service.inference.tokenizing.words import word_spans
 
 # Relevance of documents, by the id of the query and of the document; above 0: relevant.
 Judgements = Mapping[str, Mapping[str, int]]
@@ -139,7 +140,7 @@ def _write_known_items(count: int, documents: Path, target: Path, corpus_sha256:
         for own, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             bounds = pairwise([0, *sentence_starts(text), len(text)])
             sentences = [" ".join(text[start:end].split()) for start, end in bounds]
-            sentences = [one for one in sentences if one.count(" ") >= _MIN_WORDS - 1]
+            sentences = [one for one in sentences if _has_words(one)]
             if len(sentences) < 2:
                 continue
             item = own, chance.choice(sentences)
@@ -155,6 +156,14 @@ def _write_known_items(count: int, documents: Path, target: Path, corpus_sha256:
         )
     ids, texts = map(list, zip(*items, strict=True))
     return _write(target, _sha256(["known items", corpus_sha256, count]), [[ids, texts]])
+
+
+def _has_words(sentence: str) -> bool:
+    """Return whether a sentence has `_MIN_WORDS` words, which some scripts write without spaces."""
+    if sentence.count(" ") >= _MIN_WORDS - 1:
+        return True
+    words = [start for start, _ in word_spans(sentence) if sentence[start].isalnum()]
+    return len(words) >= _MIN_WORDS
 
 
 def _write(target: Path, content: str, columns: Iterable[list[list[str]]]) -> list[str]:
