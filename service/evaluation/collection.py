@@ -77,6 +77,7 @@ class CollectionFiles:
 
         Raises:
             OptionError: A file is missing, or there are several.
+            BulkError: A folder cannot be read.
         """
         corpus, queries = (the_file(folder, name) for name in (_CORPUS, _QUERIES))
         return cls(corpus, queries, the_file(folder / _QRELS, split))
@@ -229,8 +230,11 @@ def the_file(folder: Path, name: str) -> Path:
 
     Raises:
         OptionError: There is none, or there are several.
+        BulkError: The folder cannot be read.
     """
-    matches = sorted(path for path in folder.glob(f"{name}.*") if path.is_file())
+    with reading_errors(str(folder)):
+        own = [path for path in folder.iterdir() if path.name.startswith(f"{name}.")]
+    matches = sorted(path for path in own if path.is_file())
     if len(matches) != 1:
         found = ", ".join(path.name for path in matches) or "none"
         raise OptionError(f"{folder} must have one file {name}.*; it has {found}")

@@ -299,6 +299,12 @@ def test_subfolder_that_cannot_be_read_is_named(
         open_source(options(tmp_path), "dense")
 
 
+def test_name_that_is_too_long_is_an_error_with_the_name() -> None:
+    name = "x" * 300
+    with pytest.raises(BulkError, match=f"^{name} cannot be read: File name too long"):
+        open_source(options(name), "dense")
+
+
 def test_template_fills_columns_and_nulls_are_empty(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     records = [{"title": "T", "year": 7}, {"title": None, "year": 8}, {"title": None, "year": None}]
