@@ -44,7 +44,7 @@ from service.bulk.command_line import EPILOG, add_job_options, options_of, run_c
 from service.bulk.input_files import InputFile, hash_file, with_verification
 from service.bulk.journal import check_settings
 from service.bulk.opening import OpenJob, checked_kind, open_job
-from service.bulk.options import ERROR, BulkError, BulkOptions, Kind, OptionError
+from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import PartFiles, sync
 from service.bulk.progress import Progress
 from service.bulk.readers import Block, read_parquet
@@ -377,7 +377,7 @@ def _resources(options: BulkOptions) -> dict[str, int]:
 def _plan(options: BulkOptions, output: Location) -> ClusterJob:
     """Read and hash the input, and open the model once on the cluster, to check all settings."""
     kind = checked_kind(options)
-    locations = [location for name in options.inputs for location in find(name)]
+    locations = [location for name in options.inputs for location in find(name, output)]
     inputs = _on_cluster(_inspect, [(location,) for location in locations], num_cpus=1)
     texts = options.text_columns(kind)
     schemas = {entry.file.path: entry.columns for entry in inputs}
@@ -400,8 +400,10 @@ def _on_cluster(
     return results
 
 
-def find(name: str) -> list[Location]:
+def find(name: str, output: Location) -> list[Location]:
     """Return the Parquet files at a path or URI: the file, or those in the folder by their names.
+
+    Those in the output folder are left out.
 
     Raises:
         OptionError: There is no such file, or the name is that of standard input.
@@ -416,6 +418,8 @@ def find(name: str) -> list[Location]:
             return [Location(filesystem, path)]
         files = filesystem.get_file_info(FileSelector(path, allow_not_found=True, recursive=True))
     names = [file.path for file in files if file.type == FileType.File and _is_input(file, path)]
+    if filesystem == output.filesystem:
+        names = [file for file in names if not file.startswith(f"{output.path}/")]
     if not names:
         raise OptionError(f"there is no Parquet file at {name}")
     return [Location(filesystem, file) for file in sorted(names, key=lambda file: file.split("/"))]
@@ -518,7 +522,7 @@ def _errors_of(job: ClusterJob, part: OutputPart) -> int | None:
     if rows != part.rows:
         log.warning("%s was changed; its rows are encoded again", location.path)
         return None
-    column = metadata.schema.names.index(ERROR)
+    column = metadata.num_columns - 1  # a copied struct may have a field with the name, too
     groups = [metadata.row_group(group).column(column) for group in range(metadata.num_row_groups)]
     return part.rows - sum(int(group.statistics.null_count) for group in groups)
 

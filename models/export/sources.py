@@ -139,7 +139,7 @@ def content_sha256(folder: Path) -> str:
     digests = list(_digests(folder, _folders(folder)))
     for base in _local_bases(folder):
         digests += _digests(base, [base])
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    return hashlib.sha256(os.fsencode("\n".join(digests))).hexdigest()
 
 
 def _digests(folder: Path, parents: Iterable[Path]) -> Iterator[str]:

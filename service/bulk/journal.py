@@ -215,9 +215,12 @@ def check_unlocked(folder: Path, shard: tuple[int, int]) -> None:
     """Check early that no other process writes to an output folder. This keeps no lock.
 
     Raises:
-        OptionError: In place of a file there is a link, or another thing than a file.
+        OptionError: It is no folder. In place of a file there is a link, or another thing than a
+            file.
         BulkError: Another process writes to the folder.
     """
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is not a folder")
     for name, is_shared in ((_LOCK, shard[1] > 1), (_name(shard), False)):
         if _is_there(folder / name):
             with _open(folder / name, "rb") as file:
@@ -248,10 +251,7 @@ def open_journal(
             In place of a file there is a link, or another thing than a file.
         BulkError: Another process writes to the folder, or its journal is damaged.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise OptionError(f"{folder} is not a folder") from None
+    folder.mkdir(parents=True, exist_ok=True)
     names = [path.name for path in folder.iterdir()]
     if not any(map(_JOURNAL.fullmatch, names)) and set(names) - {_LOCK}:
         raise OptionError(f"{folder} has files, but no job was begun there; choose an empty folder")

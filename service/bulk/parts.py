@@ -206,13 +206,12 @@ def _join_lines(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:
 
 def _join_numpy(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:
     arrays = [np.load(array, mmap_mode="r") for array, _ in parts]
-    shape = sum(map(len, arrays)), arrays[0].shape[1]
-    joined = np.lib.format.open_memmap(files[0], "w+", arrays[0].dtype, shape)
-    first = 0
-    for array in arrays:
-        joined[first : first + len(array)] = array
-        first += len(array)
-    joined.flush()
+    header = np.lib.format.header_data_from_array_1_0(arrays[0])
+    header["shape"] = sum(map(len, arrays)), arrays[0].shape[1]
+    with files[0].open("wb") as joined:  # through a memory map, a full disk would be SIGBUS
+        np.lib.format.write_array_header_1_0(joined, header)
+        for array in arrays:
+            joined.write(array.data)
     _join_lines([[others] for _, others in parts], files[1:])
 
 

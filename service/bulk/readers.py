@@ -96,7 +96,8 @@ def read_parquet(
             offset = 0
             while offset < len(batch) and (limit := plan.rows_from(first)):
                 rows = batch.slice(offset, min(limit, _BLOCK_RECORDS))
-                while rows.nbytes > _BLOCK_BYTES and len(rows) > 1:
+                # Copied: the size of a slice with lists of views would be that of the whole batch.
+                while (rows := pa.concat_batches([rows])).nbytes > _BLOCK_BYTES and len(rows) > 1:
                     rows = rows.slice(0, len(rows) // 2)
                 errors = {}
                 if rows.nbytes > MAX_RECORD_BYTES:

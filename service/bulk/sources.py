@@ -176,16 +176,8 @@ def _check_lines(format_: InputFormat, texts: Sequence[str]) -> None:
 def _find(options: BulkOptions) -> list[Path]:
     paths: list[Path] = []
     for name in options.inputs:
-        path = Path(name)
-        if path.is_dir():
-            matches = [file for file in _files_in(path) if _is_input(file, path, options)]
-        elif path.exists():
-            matches = [path]
-        else:
-            matches = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
-            matches = [
-                match for match in matches if not (match.is_dir() or _is_output(match, options))
-            ]
+        with reading_errors(name):
+            matches = _matches(name, options)
         if not matches:
             raise OptionError(f"there is no input file at {name}")
         paths += matches
@@ -193,6 +185,17 @@ def _find(options: BulkOptions) -> list[Path]:
         if not path.is_file():
             raise OptionError(f"{path} is not a regular file; pipe it to standard input, as -")
     return paths
+
+
+def _matches(name: str, options: BulkOptions) -> list[Path]:
+    """Return the file of a name, or those in a folder, or of a pattern, sorted."""
+    path = Path(name)
+    if path.is_dir():
+        return [file for file in _files_in(path) if _is_input(file, path, options)]
+    if path.exists():
+        return [path]
+    matches = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
+    return [match for match in matches if not (match.is_dir() or _is_output(match, options))]
 
 
 def _files_in(folder: Path) -> list[Path]:
@@ -224,7 +227,7 @@ def _is_input(file: Path, folder: Path, options: BulkOptions) -> bool:
 
 
 def _is_output(file: Path, options: BulkOptions) -> bool:
-    return file.resolve().is_relative_to(options.output.resolve())
+    return Path(os.path.realpath(file)).is_relative_to(os.path.realpath(options.output))
 
 
 def check_not_compressed(path: Path) -> None:

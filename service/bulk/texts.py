@@ -147,8 +147,8 @@ def _all_or_each(
         converted = []
     for index in range(len(values)):
         try:
-            # Not a slice: Arrow checks nested values beyond it too.
-            converted += convert(values.take(pa.array([index])))
+            # Copied: Arrow checks nested values beyond a slice too.
+            converted += convert(pa.concat_arrays([values.slice(index, 1)]))
         except UnicodeError:
             problem = "the record is not valid UTF-8"
         except Exception as error:  # noqa: BLE001 - Arrow and the libraries of time zones have many

@@ -30,6 +30,7 @@ from service.bulk.sources import (
 )
 from service.bulk.texts import copied_array, items_of, python_values
 from service.inference.tokenizing.sentences import sentence_starts
+from service.inference.tokenizing.words import word_spans
 
 # Relevance of documents, by the id of the query and of the document; above 0: relevant.
 Judgements = Mapping[str, Mapping[str, int]]
@@ -76,6 +77,7 @@ class CollectionFiles:
 
         Raises:
             OptionError: A file is missing, or there are several.
+            BulkError: A folder cannot be read.
         """
         corpus, queries = (the_file(folder, name) for name in (_CORPUS, _QUERIES))
         return cls(corpus, queries, the_file(folder / _QRELS, split))
@@ -139,7 +141,7 @@ def _write_known_items(count: int, documents: Path, target: Path, corpus_sha256:
         for own, text in zip(*(column.to_pylist() for column in batch.columns), strict=True):
             bounds = pairwise([0, *sentence_starts(text), len(text)])
             sentences = [" ".join(text[start:end].split()) for start, end in bounds]
-            sentences = [one for one in sentences if one.count(" ") >= _MIN_WORDS - 1]
+            sentences = [one for one in sentences if _has_words(one)]
             if len(sentences) < 2:
                 continue
             item = own, chance.choice(sentences)
@@ -155,6 +157,14 @@ def _write_known_items(count: int, documents: Path, target: Path, corpus_sha256:
         )
     ids, texts = map(list, zip(*items, strict=True))
     return _write(target, _sha256(["known items", corpus_sha256, count]), [[ids, texts]])
+
+
+def _has_words(sentence: str) -> bool:
+    """Return whether a sentence has `_MIN_WORDS` words, which some scripts write without spaces."""
+    if sentence.count(" ") >= _MIN_WORDS - 1:
+        return True
+    words = [start for start, _ in word_spans(sentence) if sentence[start].isalnum()]
+    return len(words) >= _MIN_WORDS
 
 
 def _write(target: Path, content: str, columns: Iterable[list[list[str]]]) -> list[str]:
@@ -220,8 +230,11 @@ def the_file(folder: Path, name: str) -> Path:
 
     Raises:
         OptionError: There is none, or there are several.
+        BulkError: The folder cannot be read.
     """
-    matches = sorted(path for path in folder.glob(f"{name}.*") if path.is_file())
+    with reading_errors(str(folder)):
+        own = [path for path in folder.iterdir() if path.name.startswith(f"{name}.")]
+    matches = sorted(path for path in own if path.is_file())
     if len(matches) != 1:
         found = ", ".join(path.name for path in matches) or "none"
         raise OptionError(f"{folder} must have one file {name}.*; it has {found}")

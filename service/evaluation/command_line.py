@@ -241,6 +241,8 @@ def _files(values: Mapping[str, Any]) -> CollectionFiles:
     if values["beir"] is not None:
         if corpus or queries or qrels:
             raise OptionError("--beir excludes --corpus, --queries and --qrels")
+        if len({os.path.realpath(values[name]) for name in ("output", "beir")}) < 2:
+            raise OptionError("OUTPUT must be another folder than --beir, which has queries.* too")
         if count is None:
             return CollectionFiles.in_folder(values["beir"], values["split"] or "test")
         corpus = the_file(values["beir"], "corpus")

@@ -241,7 +241,7 @@ GUARDS = (
     ),
     Guard(
         "service/bulk/texts.py",
-        "            converted += convert(values.take(pa.array([index])))\n",
+        "            converted += convert(pa.concat_arrays([values.slice(index, 1)]))\n",
         "            converted += convert(values.slice(index, 1))\n",
         f"{_B}test_damaged_records.py::test_nested_text_that_is_not_utf8_is_an_error_of_its_record_"
         "alone",

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -137,6 +138,32 @@ def test_complete_output_of_a_cluster_is_not_encoded_again(
     errors = stderr().partition(" rows have errors")[0].split()[-1]
     assert ray_encode.main(arguments()) == 3
     assert f"{ROWS} rows were there already; {errors} rows have errors" in stderr()
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_output_in_the_input_folder_of_a_cluster_is_no_input(
+    arguments: Arguments, stderr: Stderr, texts: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(texts, tmp_path / "texts")
+    command = arguments("--columns=text", inputs=[str(folder)])
+    command[1] = str(folder / "vectors")
+    assert [ray_encode.main(command) for _ in range(2)] == [3, 3]
+    assert f"{ROWS} rows were there already" in stderr()
+    command[1] = str(folder)
+    assert ray_encode.main(command) == 2
+    assert f"there is no Parquet file at {folder}" in stderr()
+
+
+@pytest.mark.usefixtures("without_ray")
+def test_errors_of_a_cluster_are_not_those_in_a_copied_struct(
+    arguments: Arguments, stderr: Stderr, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.parquet"
+    errors = pa.array([{"error": "x"}, {"error": None}, None])
+    pq.write_table(pa.table({"text": ["a", "b", ""], "id": range(3), "last": errors}), path)
+    command = arguments("--columns=last", inputs=[str(path)])
+    assert [ray_encode.main(command) for _ in range(2)] == [3, 3]
+    assert "3 rows were there already; 1 rows have errors" in stderr()
 
 
 @pytest.mark.usefixtures("without_ray")

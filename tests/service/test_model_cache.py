@@ -110,6 +110,12 @@ def test_adapter_is_another_model_when_its_base_model_changes(folder: Path, tmp_
         assert len(content_sha256(adapter.parent)) == 64
 
 
+def test_folder_may_have_files_whose_names_are_not_utf8(folder: Path) -> None:
+    before = content_sha256(folder)
+    (folder / os.fsdecode(b"\xe9.json")).touch()
+    assert content_sha256(folder) != before
+
+
 @pytest.mark.slow
 def test_folder_is_exported_once_and_again_when_a_file_changes(
     folder: Path, cache: Path, exports: list[Sequence[str]]

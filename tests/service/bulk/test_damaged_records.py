@@ -126,6 +126,17 @@ def test_value_of_parquet_beyond_the_limit_is_an_error(
     assert str(found[1]).startswith("the record has more than")
 
 
+def test_list_view_counts_as_its_own_values_not_as_those_of_all_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.parquet"
+    lists = pa.array([["y" * 2**13]] * 256, pa.list_view(pa.string()))
+    pq.write_table(pa.table({"text": ["x"] * 256, "value": lists}), path)
+    monkeypatch.setattr(readers, "MAX_RECORD_BYTES", 2**20)
+    found = texts(open_source(options(path, columns=("value",)), "dense"))
+    assert set(found.values()) == {"x"}
+
+
 def test_unclosed_quote_takes_no_other_record_with_it(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     rows = [f"text {row}" for row in range(1000)]
@@ -199,9 +210,12 @@ def test_binary_column_of_texts_is_read_as_utf8(tmp_path: Path) -> None:
 
 def test_nested_text_that_is_not_utf8_is_an_error_of_its_record_alone(tmp_path: Path) -> None:
     words = pa.array([b"\xff", b"good", b"\xff"], pa.binary()).view(pa.string())
+    views = words.view(pa.binary()).cast(pa.binary_view()).view(pa.string_view())
     for nested in (
         pa.ListArray.from_arrays(pa.array(range(4), pa.int32()), words),
         pa.StructArray.from_arrays([words], ["word"]),
+        pa.ListViewArray.from_arrays(range(3), [1] * 3, words),
+        pa.ListViewArray.from_arrays(range(3), [1] * 3, views),
     ):
         table = pa.table({"id": ["a", "b", "c"], "text": ["x", "y", "z"], "value": nested})
         content = io.BytesIO()

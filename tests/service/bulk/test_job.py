@@ -319,6 +319,25 @@ def test_input_without_records_is_an_error(encode: Encode, tmp_path: Path) -> No
         encode(path)
 
 
+def test_joined_array_is_not_written_through_a_memory_map(
+    encode: Encode, tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk would kill the process, by SIGBUS, without a message."""
+    own: Any = np.memmap
+
+    def read_only(*arguments: Any, mode: str, **options: Any) -> Any:  # noqa: ANN401
+        assert mode == "r"
+        return own(*arguments, mode=mode, **options)
+
+    monkeypatch.setattr(np, "memmap", read_only)
+    path = write_texts(tmp_path, TEXTS)
+    encode(path, format="npy", part_rows=2, output=output / "parts")
+    encode(path, format="npy", part_rows=2, output=output / "joined", concat=True)
+    parts = [np.load(part) for part in sorted((output / "parts").glob("*.npy"))]
+    joined = np.load(output / "joined" / "embeddings.npy")
+    np.testing.assert_allclose(joined, np.concatenate(parts), atol=1e-6, strict=True)
+
+
 @pytest.mark.parametrize("settings", [{}, {"concat": True}, {"dtype": "float16"}])
 def test_verification_compares_rows_encoded_alone(
     encode: Encode, tmp_path: Path, settings: dict[str, object]

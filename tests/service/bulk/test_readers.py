@@ -275,6 +275,13 @@ def test_linked_folders_are_read_and_links_to_a_folder_above_are_not_followed(
     assert texts(open_source(options(folder), "dense")) == expected
 
 
+def test_link_to_itself_is_no_input(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to(tmp_path / "a.txt")
+    for name in ("a.txt", "*.txt"):
+        with pytest.raises(OptionError, match=r"a\.txt is not a regular file"):
+            open_source(options(tmp_path / name), "dense")
+
+
 def test_subfolder_that_cannot_be_read_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +297,12 @@ def test_subfolder_that_cannot_be_read_is_named(
     monkeypatch.setattr("os.scandir", refuse)
     with pytest.raises(BulkError, match="sub cannot be read: Permission denied"):
         open_source(options(tmp_path), "dense")
+
+
+def test_name_that_is_too_long_is_an_error_with_the_name() -> None:
+    name = "x" * 300
+    with pytest.raises(BulkError, match=f"^{name} cannot be read: File name too long"):
+        open_source(options(name), "dense")
 
 
 def test_template_fills_columns_and_nulls_are_empty(tmp_path: Path) -> None:

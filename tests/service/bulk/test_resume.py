@@ -238,6 +238,11 @@ def test_same_weights_with_other_settings_are_refused(
         encode(texts, limit=10, part_rows=5, model=other_settings)
 
 
+def test_file_in_place_of_the_output_folder_is_refused(encode: Encode, texts: Path) -> None:
+    with pytest.raises(OptionError, match=f"{texts} is not a folder"):
+        encode(texts, output=texts)
+
+
 def test_same_artifact_elsewhere_under_another_name_is_accepted(
     encode: Encode, texts: Path, other_settings: Path
 ) -> None:

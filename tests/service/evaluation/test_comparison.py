@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 from models.artifact import Artifact
 from service.bulk.options import OptionError
+from service.evaluation.collection import CollectionFiles, read_collection
 from service.evaluation.command_line import main
 from service.evaluation.comparison import Evaluated, compare, read_evaluation
 from tests.service.evaluation.conftest import Evaluate
@@ -187,6 +189,21 @@ def test_sentences_of_documents_are_queries_if_there_are_no_others(
     assert len(queries) == 20
     assert "short" not in queries
     assert all(own["relevant"] == {query: 1} for query, own in queries.items())
+
+
+def test_sentences_without_spaces_are_queries_too(tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus.jsonl"
+    texts = {
+        "zh": "猫坐在垫子上。雨下了一整天。",
+        "short": "是的。好的。",
+        "marks": "!? !? !? !? !? - -.",
+    }
+    corpus.write_text("".join(json.dumps({"id": i, "text": texts[i]}) + "\n" for i in texts))
+    (tmp_path / "output").mkdir()
+    files = CollectionFiles(corpus, None, None, known_items=3)
+    assert read_collection(files, tmp_path / "output").query_ids == ["zh"]
+    query = pq.read_table(tmp_path / "output" / "queries.parquet")["text"][0].as_py()
+    assert query in ("猫坐在垫子上。", "雨下了一整天。")
 
 
 def test_queries_without_judgements_are_compared_by_their_rankings(

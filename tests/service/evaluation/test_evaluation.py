@@ -586,8 +586,13 @@ def test_command_prints_the_measures_and_says_what_is_wrong(
         (["--beir", str(collection), "--measures", "map@3"], "'map@3' is no measure"),
         (["--beir", str(collection), "--reranker", "x", "--rerank-top", "0"], "must be at least 1"),
         (["--beir", str(collection), "--late"], "need --chunking"),
+        (["--beir", str(collection), "--split", "/dev"], "must have one file /dev.*; it has none"),
+        (["--beir", str(tmp_path / "output" / ".")], "OUTPUT must be another folder than --beir"),
         (["--beir", str(collection), "--model", ""], "--model: the name of the model is empty"),
         (["--beir", str(collection), "--query-prompt", "x"], "unknown prompt"),
     ):
         assert main([*arguments[:-2], *wrong]) == 2, wrong
         assert message in capsys.readouterr().err
+    for wrong in (["--beir", "x" * 300], ["--corpus", "x" * 300, "--queries", "x"]):
+        assert main([*arguments, *wrong]) == 1
+        assert f"vitrine eval: {'x' * 300} cannot be read: File name" in capsys.readouterr().err
