@@ -14,6 +14,7 @@ from service.artifacts import with_artifacts
 from service.inference.errors import VitrineError
 from service.inference.explain.deletion import TextEffects, UnitEffect
 from service.inference.explain.options import By, Deletion
+from service.inference.explain.pictures import result_name_of
 from service.inference.model.sync_model import SyncModel
 from service.logs import configure
 from service.settings import ModelSettings, ModelsSettings, Settings, problems
@@ -83,8 +84,10 @@ def _explain(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Seque
     manifest = model.model.artifact.manifest
     if len(texts) == 2 and len(manifest.labels) < 2:  # rerankers have one label at most
         scores = model.score(*texts, explain=Deletion(by=by, of="both"))
-        kind = scores.kind.replace("_", "-")
-        return f"{kind} score {scores.scores[0]:.4f} ({manifest.name})", scores.deletions[0].texts
+        # As on the page and in notebooks: sigmoids near 1 hardly change.
+        found = scores.deletions[0]
+        name = f"{scores.kind.replace('_', '-')} {result_name_of(found)}"
+        return f"{name} {scores.raw_scores[0]:.4f} ({manifest.name})", found.raw_texts
     if len(texts) == 1 and not {"logits", "tags", "spans"}.intersection(manifest.outputs):
         raise ValueError(f"{manifest.name} has no labels; give a second text, to score the two")
     pair = texts[0] if len(texts) == 1 else (texts[0], texts[1])

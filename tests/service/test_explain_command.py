@@ -10,7 +10,11 @@ import pytest
 import vitrine
 from models.artifact import Artifact
 from service import commands, explain_command
-from tests.service.api.conftest import classifier, tagger  # noqa: F401 - fixtures
+from tests.service.api.conftest import (  # noqa: F401 - fixtures
+    classifier,
+    reranker,
+    tagger,
+)
 
 TEXTS = "Where did the cat sit?", "The cat sat on the mat.\nRain fell on the town."
 
@@ -73,6 +77,21 @@ def test_label_is_explained(
         "cat": pytest.approx(whole - without_cat, abs=1e-4),
         "dog": pytest.approx(whole - without_dog, abs=1e-4),
     }
+
+
+def test_logits_of_rerankers_are_explained(
+    capsys: pytest.CaptureFixture[str],
+    reranker: Artifact,  # noqa: F811
+) -> None:
+    output = explained(capsys, reranker.path, "w4 w5", "w6 w7", "--by", "words")
+    with vitrine.SyncModel(reranker.path) as model:
+        whole, *without = model.score(
+            ["w4 w5", "w5", "w4", "w4 w5", "w4 w5"], ["w6 w7", "w6 w7", "w6 w7", "w7", "w6"]
+        ).raw_scores.tolist()
+    assert f"cross-encoder logit {whole:.4f} " in output
+    expected = {word: whole - logit for word, logit in zip("4567", without, strict=True)}
+    found = {word: number for number, word in numbers(output)}
+    assert found == pytest.approx({f"w{n}": number for n, number in expected.items()}, abs=1e-4)
 
 
 def test_only_terminals_get_colours(
