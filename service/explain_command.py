@@ -82,13 +82,18 @@ def _settings(model: str | None) -> Settings:
 def _explain(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Sequence[TextEffects]]:
     """Return a sentence about the result, and the effects of the units of each text."""
     manifest = model.model.artifact.manifest
+    if {"tags", "spans"}.intersection(manifest.outputs):
+        raise ValueError(
+            f"{manifest.name} labels parts of texts, which have no explanation; give a model that "
+            "scores or labels whole texts"
+        )
     if len(texts) == 2 and len(manifest.labels) < 2:  # rerankers have one label at most
         scores = model.score(*texts, explain=Deletion(by=by, of="both"))
         # As on the page and in notebooks: sigmoids near 1 hardly change.
         found = scores.deletions[0]
         name = f"{scores.kind.replace('_', '-')} {result_name_of(found)}"
         return f"{name} {scores.raw_scores[0]:.4f} ({manifest.name})", found.raw_texts
-    if len(texts) == 1 and not {"logits", "tags", "spans"}.intersection(manifest.outputs):
+    if len(texts) == 1 and "logits" not in manifest.outputs:
         raise ValueError(f"{manifest.name} has no labels; give a second text, to score the two")
     pair = texts[0] if len(texts) == 1 else (texts[0], texts[1])
     labels = model.classify([pair], explain=Deletion(by=by))

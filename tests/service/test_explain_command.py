@@ -12,6 +12,7 @@ from models.artifact import Artifact
 from service import commands, explain_command
 from tests.service.api.conftest import (  # noqa: F401 - fixtures
     classifier,
+    entity_finder,
     reranker,
     tagger,
 )
@@ -168,12 +169,19 @@ def test_wrong_arguments_and_settings_are_named(
     assert problem in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("texts", [["a"], ["a", "b"]])
+@pytest.mark.parametrize("fixture", ["tagger", "entity_finder"])
 def test_model_without_scores_is_refused(
     capsys: pytest.CaptureFixture[str],
-    tagger: Artifact,  # noqa: F811
+    request: pytest.FixtureRequest,
+    fixture: str,
+    texts: list[str],
 ) -> None:
-    assert commands.main(["explain", "a", "b", "--model", str(tagger.path)]) == 2
-    assert "cannot" in capsys.readouterr().err
+    path = request.getfixturevalue(fixture).path
+    assert commands.main(["explain", *texts, "--model", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "labels parts of texts, which have no explanation; give a model" in error
+    assert "call" not in error
 
 
 def test_one_text_needs_a_model_with_labels(
