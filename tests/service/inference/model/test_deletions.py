@@ -408,9 +408,9 @@ def test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice(
 def test_a_pair_whose_units_alone_take_too_many_tokens_leaves_the_others_theirs(
     models: dict[str, vitrine.SyncModel],
 ) -> None:
-    documents = ["w5", "w5 w6 w7 w8 w9 w10 w11 w12 w13", "w6"]
+    documents = ["w5", " ".join(f"w{index}" for index in range(5, 20)), "w6"]
     deletion = vitrine.Deletion(by="words", max_tokens=200)
-    # The query is beside each of nine words.
+    # The query is beside each of 15 words.
     result = models["reranker"].score("w5 " * 12, documents, explain=deletion)
     assert [*result.deletions] == [0, 2]
 
