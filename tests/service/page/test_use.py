@@ -144,6 +144,28 @@ def test_page_url_keeps_the_question_and_not_the_key(browser: Browser, url: str)
     browser.execute_script("sessionStorage.clear()")
 
 
+def test_missing_and_unknown_keys_are_asked_for_in_the_field_of_the_page(
+    browser: Browser, small_artifact: Artifact
+) -> None:
+    key = "at-least-16-letters"
+    settings = {
+        "VITRINE_MODEL__PATH": str(small_artifact.path),
+        "VITRINE_AUTH__KEYS": json.dumps([{"name": "me", "key": key, "scopes": ["encode"]}]),
+    }
+    with process("-m", "service", **settings) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        browser.get(f"{match[1]}/debug")
+        until(lambda: find(browser, "#unavailable").text)
+        assert find(browser, "#unavailable").text == "The service needs an API key: enter it above."
+        find(browser, "#key").send_keys("unknown", Keys.TAB)
+        until(lambda: shows(browser, "#unavailable", "The API key is unknown."))
+        find(browser, "#key").clear()
+        find(browser, "#key").send_keys(key, Keys.TAB)
+        until(lambda: shows(browser, "#model", "(embedding) on"))
+        assert not find(browser, "#unavailable").text
+        browser.execute_script("sessionStorage.clear()")
+
+
 @pytest.mark.parametrize("tab", ["constructor", "toString", "nonsense", ""])
 def test_page_url_with_an_unknown_tab_shows_the_first_tab(
     browser: Browser, url: str, tab: str
