@@ -117,7 +117,7 @@ def _lines(text: str, effects: TextEffects, *, has_colours: bool) -> Iterator[st
     if (start, end) != (0, len(text)):
         yield f"(the model reads the characters {start} to {end} of {len(text)})"
     for kind, units in ((effects.by, effects.units), ("words", effects.words)):
-        best = sorted(units, key=lambda unit: unit.rank)[:_LISTED]
+        best = sorted(units, key=lambda unit: (unit.left_out is None, unit.rank))[:_LISTED]
         if best:
             few = f", the best {_LISTED} of {len(units)}" if len(units) > _LISTED else ""
             yield f"The result less that without each of its {kind}{few}:"

@@ -169,6 +169,21 @@ def test_wrong_arguments_and_settings_are_named(
     assert problem in capsys.readouterr().err
 
 
+def test_units_that_were_measured_are_listed_first(
+    capsys: pytest.CaptureFixture[str],
+    classifier: Artifact,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The tokens suffice to leave out a few of the words.
+    monkeypatch.setattr("service.inference.model.explanations._AUTO", (1, 150))
+    text = " ".join(f"w{index}" for index in range(4, 24))
+    output = explained(capsys, classifier.path, text)
+    lines = output[output.index("each of its words") :].splitlines()[1:]
+    is_measured = ["not measured" not in line for line in lines]
+    assert 0 < sum(is_measured) < len(lines)
+    assert is_measured == sorted(is_measured, reverse=True)
+
+
 @pytest.mark.parametrize("texts", [["a"], ["a", "b"]])
 @pytest.mark.parametrize("fixture", ["tagger", "entity_finder"])
 def test_model_without_scores_is_refused(
