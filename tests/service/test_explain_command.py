@@ -169,6 +169,14 @@ def test_wrong_arguments_and_settings_are_named(
     assert problem in capsys.readouterr().err
 
 
+def test_missing_model_is_asked_for_by_its_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert commands.main(["explain", "a", "b"]) == 2
+    assert "vitrine explain --model MODEL" in capsys.readouterr().err
+
+
 def test_units_that_were_measured_are_listed_first(
     capsys: pytest.CaptureFixture[str],
     classifier: Artifact,  # noqa: F811
