@@ -144,6 +144,8 @@ class DeletionPlanner:
     _of: dict[int, list[Part]] = field(default_factory=dict)
     _lengths: dict[int, int] = field(default_factory=dict)
     _values: dict[Input, Values] = field(default_factory=dict)
+    # Indices of inputs, by the parts of their texts that the model reads.
+    _wholes: dict[Input, int] = field(default_factory=dict)
     # Number of tokens of each text, by side, that variants of the other text of its pair need.
     _others: dict[tuple[int, str], int] = field(default_factory=dict)
     # Number of tokens for pairs of units, and the inputs without each, by index.
@@ -186,8 +188,8 @@ class DeletionPlanner:
     def add_results(self, results: Values) -> None:
         """Keep the values of the inputs, `(N, 2, C)`; after `first`."""
         self.add(self.inputs, results)
-        for part in self._parts:
-            self._values.setdefault(part.whole, results[part.index])
+        for whole, index in self._wholes.items():
+            self._values.setdefault(whole, results[index])
 
     def first(self) -> Sequence[Input]:
         """Return the variants that depend on no results."""
@@ -298,6 +300,7 @@ class DeletionPlanner:
             spans = self._texts.read(own)
             read = [text[slice(*span)] for text, span in zip(texts, spans, strict=True)]
             whole = read[0] if isinstance(own, str) else (read[0], read[1])
+            self._wholes[whole] = index
             if self._texts.have_same_rows(own, whole):
                 self._known.add(whole)
         chosen = range(len(texts)) if self.labels else self.deletion.texts
