@@ -40,8 +40,9 @@ def with_artifacts(settings: Settings, *, refresh: bool = False) -> Settings:
         return settings.model_copy(update={"models": models.model_copy(update={"served": served})})
     if "path" not in model.model_fields_set and not model.path.exists():
         raise ArtifactError(
-            f"no model is named, and {model.path} does not exist: run vitrine serve MODEL, where "
-            "MODEL is a folder, an installed package or a hub id such as BAAI/bge-small-en-v1.5"
+            f"no model is named, and {model.path} does not exist: run vitrine serve MODEL, or "
+            "vitrine explain --model MODEL, where MODEL is a folder, an installed package or a hub "
+            "id such as BAAI/bge-small-en-v1.5"
         )
     path = artifact(model.path, engine.precision)
     return settings.model_copy(update={"model": model.model_copy(update={"path": path})})

@@ -14,6 +14,7 @@ from service.artifacts import with_artifacts
 from service.inference.errors import VitrineError
 from service.inference.explain.deletion import TextEffects, UnitEffect
 from service.inference.explain.options import By, Deletion
+from service.inference.explain.pictures import result_name_of
 from service.inference.model.sync_model import SyncModel
 from service.logs import configure
 from service.settings import ModelSettings, ModelsSettings, Settings, problems
@@ -81,11 +82,18 @@ def _settings(model: str | None) -> Settings:
 def _explain(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Sequence[TextEffects]]:
     """Return a sentence about the result, and the effects of the units of each text."""
     manifest = model.model.artifact.manifest
+    if {"tags", "spans"}.intersection(manifest.outputs):
+        raise ValueError(
+            f"{manifest.name} labels parts of texts, which have no explanation; give a model that "
+            "scores or labels whole texts"
+        )
     if len(texts) == 2 and len(manifest.labels) < 2:  # rerankers have one label at most
         scores = model.score(*texts, explain=Deletion(by=by, of="both"))
-        kind = scores.kind.replace("_", "-")
-        return f"{kind} score {scores.scores[0]:.4f} ({manifest.name})", scores.deletions[0].texts
-    if len(texts) == 1 and not {"logits", "tags", "spans"}.intersection(manifest.outputs):
+        # As on the page and in notebooks: sigmoids near 1 hardly change.
+        found = scores.deletions[0]
+        name = f"{scores.kind.replace('_', '-')} {result_name_of(found)}"
+        return f"{name} {scores.raw_scores[0]:.4f} ({manifest.name})", found.raw_texts
+    if len(texts) == 1 and "logits" not in manifest.outputs:
         raise ValueError(f"{manifest.name} has no labels; give a second text, to score the two")
     pair = texts[0] if len(texts) == 1 else (texts[0], texts[1])
     labels = model.classify([pair], explain=Deletion(by=by))
@@ -109,7 +117,7 @@ def _lines(text: str, effects: TextEffects, *, has_colours: bool) -> Iterator[st
     if (start, end) != (0, len(text)):
         yield f"(the model reads the characters {start} to {end} of {len(text)})"
     for kind, units in ((effects.by, effects.units), ("words", effects.words)):
-        best = sorted(units, key=lambda unit: unit.rank)[:_LISTED]
+        best = sorted(units, key=lambda unit: (unit.left_out is None, unit.rank))[:_LISTED]
         if best:
             few = f", the best {_LISTED} of {len(units)}" if len(units) > _LISTED else ""
             yield f"The result less that without each of its {kind}{few}:"

@@ -1,7 +1,7 @@
 """`POST /debug/patch`: which step, at which token, makes the difference between two texts?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from fastapi import Response
@@ -52,9 +52,10 @@ class PatchRequest(ModelRequest):
     taps: TapNames
     positions: Positions = Field(
         None,
-        description="Replaced tokens. Null: all at once, if both texts have as many tokens. "
-        "`each`: each one alone, likewise. A list of pairs: all of these at once; a pair is an "
-        "index in `tokens`, and one in `source_tokens`",
+        description="Replaced tokens. Null: all at once, if both texts have as many tokens and the "
+        "model attends to, pools and skips the same ones. `each`: each one alone, likewise. A list "
+        "of pairs: all of these at once; a pair is an index in `tokens`, and one in "
+        "`source_tokens`",
     )
     dry_run: bool = Field(False, description="Return only the cost")
 
@@ -132,18 +133,27 @@ def _patches(
         sources: As many model inputs, from which the token vectors are.
 
     Raises:
-        InvalidInput: Positions are missing, and two texts have different numbers of tokens. A
-            position does not exist or occurs twice, or a pair belongs to different model inputs.
+        InvalidInput: Positions are missing, and all vectors of the source would not give its value:
+            two texts have different numbers of tokens, or other expanded, skipped or prompt tokens.
+            A position does not exist or occurs twice, or a pair belongs to different model inputs.
     """
     if isinstance(positions, list):
         return [_pairs(positions, inputs, sources)]
     for own, other in zip(inputs, sources, strict=True):
         count, source_count = len(own.row.ids), len(other.row.ids)
+        problem = None
         if count != source_count:
+            problem = f"{own.name} has {count} tokens and {other.name} has {source_count}"
+        elif replace(own.row, ids=(), token_types=()) != replace(other.row, ids=(), token_types=()):
+            problem = (
+                "the model attends to, pools or skips other tokens of "
+                f"{own.name} than of {other.name}"
+            )
+        if problem is not None:
             raise InvalidInput(
-                f"{own.name} has {count} tokens and {other.name} has {source_count}; "
-                "without a list of positions, both must have as many. Set positions to pairs: an "
-                "index in tokens, and the index in source_tokens of its replacement",
+                f"{problem}; without a list of positions, both must have as many, with the same "
+                "use. Set positions to pairs: an index in tokens, and the index in source_tokens "
+                "of its replacement",
                 code="token_counts",
                 pointer="/positions",
             )

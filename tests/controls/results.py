@@ -562,7 +562,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/deletion_planner.py",
-        "            if reserved + cost <= self._limit:\n",
+        "            if reserved + (reserve if self._of else cost) <= self._limit:\n",
         "            if True:\n",
         "tests/service/inference/model/test_deletions.py::"
         "test_a_pair_whose_units_alone_take_too_many_tokens_leaves_the_others_theirs",

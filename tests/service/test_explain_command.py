@@ -10,7 +10,12 @@ import pytest
 import vitrine
 from models.artifact import Artifact
 from service import commands, explain_command
-from tests.service.api.conftest import classifier, tagger  # noqa: F401 - fixtures
+from tests.service.api.conftest import (  # noqa: F401 - fixtures
+    classifier,
+    entity_finder,
+    reranker,
+    tagger,
+)
 
 TEXTS = "Where did the cat sit?", "The cat sat on the mat.\nRain fell on the town."
 
@@ -73,6 +78,21 @@ def test_label_is_explained(
         "cat": pytest.approx(whole - without_cat, abs=1e-4),
         "dog": pytest.approx(whole - without_dog, abs=1e-4),
     }
+
+
+def test_logits_of_rerankers_are_explained(
+    capsys: pytest.CaptureFixture[str],
+    reranker: Artifact,  # noqa: F811
+) -> None:
+    output = explained(capsys, reranker.path, "w4 w5", "w6 w7", "--by", "words")
+    with vitrine.SyncModel(reranker.path) as model:
+        whole, *without = model.score(
+            ["w4 w5", "w5", "w4", "w4 w5", "w4 w5"], ["w6 w7", "w6 w7", "w6 w7", "w7", "w6"]
+        ).raw_scores.tolist()
+    assert f"cross-encoder logit {whole:.4f} " in output
+    expected = {word: whole - logit for word, logit in zip("4567", without, strict=True)}
+    found = {word: number for number, word in numbers(output)}
+    assert found == pytest.approx({f"w{n}": number for n, number in expected.items()}, abs=1e-4)
 
 
 def test_only_terminals_get_colours(
@@ -149,12 +169,42 @@ def test_wrong_arguments_and_settings_are_named(
     assert problem in capsys.readouterr().err
 
 
+def test_missing_model_is_asked_for_by_its_option(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert commands.main(["explain", "a", "b"]) == 2
+    assert "vitrine explain --model MODEL" in capsys.readouterr().err
+
+
+def test_units_that_were_measured_are_listed_first(
+    capsys: pytest.CaptureFixture[str],
+    classifier: Artifact,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The tokens suffice to leave out a few of the words.
+    monkeypatch.setattr("service.inference.model.explanations._AUTO", (1, 150))
+    text = " ".join(f"w{index}" for index in range(4, 24))
+    output = explained(capsys, classifier.path, text)
+    lines = output[output.index("each of its words") :].splitlines()[1:]
+    is_measured = ["not measured" not in line for line in lines]
+    assert 0 < sum(is_measured) < len(lines)
+    assert is_measured == sorted(is_measured, reverse=True)
+
+
+@pytest.mark.parametrize("texts", [["a"], ["a", "b"]])
+@pytest.mark.parametrize("fixture", ["tagger", "entity_finder"])
 def test_model_without_scores_is_refused(
     capsys: pytest.CaptureFixture[str],
-    tagger: Artifact,  # noqa: F811
+    request: pytest.FixtureRequest,
+    fixture: str,
+    texts: list[str],
 ) -> None:
-    assert commands.main(["explain", "a", "b", "--model", str(tagger.path)]) == 2
-    assert "cannot" in capsys.readouterr().err
+    path = request.getfixturevalue(fixture).path
+    assert commands.main(["explain", *texts, "--model", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert "labels parts of texts, which have no explanation; give a model" in error
+    assert "call" not in error
 
 
 def test_one_text_needs_a_model_with_labels(

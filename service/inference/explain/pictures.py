@@ -74,13 +74,13 @@ def picture(heading: str, explanations: Sequence[tuple[str, PicturedExplanation]
         for kind, chips in text.rows.items()
     ]
     first = explanations[0][1]
-    return explanation_html(heading, passages, first.meaning.format(_result(first)))
+    return explanation_html(heading, passages, first.meaning.format(result_name_of(first)))
 
 
 def heading_of(explanation: PicturedExplanation) -> str:
     """Return the name of the explained result, and its value."""
     label = "" if explanation.label is None else f" of {explanation.label}"
-    return f"{_result(explanation)}{label} {format_number(_texts(explanation)[0].whole)}"
+    return f"{result_name_of(explanation)}{label} {format_number(_texts(explanation)[0].whole)}"
 
 
 def summary_of(explanation: PicturedExplanation) -> str:
@@ -111,7 +111,8 @@ def _texts(explanation: PicturedExplanation) -> Sequence[ExplainedText]:
     return explanation.raw_texts if explanation.label is None else explanation.texts
 
 
-def _result(explanation: PicturedExplanation) -> str:
+def result_name_of(explanation: PicturedExplanation) -> str:
+    """Return what is explained of the pictured texts: "score" or "logit"."""
     is_score = explanation.label is not None or explanation.texts == explanation.raw_texts
     return "score" if is_score else "logit"
 

@@ -144,6 +144,8 @@ class DeletionPlanner:
     _of: dict[int, list[Part]] = field(default_factory=dict)
     _lengths: dict[int, int] = field(default_factory=dict)
     _values: dict[Input, Values] = field(default_factory=dict)
+    # Indices of inputs, by the parts of their texts that the model reads.
+    _wholes: dict[Input, int] = field(default_factory=dict)
     # Number of tokens of each text, by side, that variants of the other text of its pair need.
     _others: dict[tuple[int, str], int] = field(default_factory=dict)
     # Number of tokens for pairs of units, and the inputs without each, by index.
@@ -186,8 +188,8 @@ class DeletionPlanner:
     def add_results(self, results: Values) -> None:
         """Keep the values of the inputs, `(N, 2, C)`; after `first`."""
         self.add(self.inputs, results)
-        for part in self._parts:
-            self._values.setdefault(part.whole, results[part.index])
+        for whole, index in self._wholes.items():
+            self._values.setdefault(whole, results[index])
 
     def first(self) -> Sequence[Input]:
         """Return the variants that depend on no results."""
@@ -273,14 +275,17 @@ class DeletionPlanner:
             self._check_deadline()
             length, is_truncated = self._texts.measure(self.inputs[index])
             # The units alone have as many tokens as the input.
-            if reserved + length * (_RESERVED if self._of else 1) > self._limit:
+            if reserved + length > self._limit:
                 continue
             parts = self._parts_of(index, is_truncated)
             others = self._others_of(parts)
             cost = sum(map(self._cost_of_units, parts)) + sum(others.values())
-            if reserved + cost <= self._limit:
+            reserve = max(cost, _RESERVED * length)
+            if not self.deletion.is_auto:  # which needs the rest for words
+                reserve = min(reserve, cost + sum(map(self._cost_of_left_out, parts)))
+            if reserved + (reserve if self._of else cost) <= self._limit:
                 spent += cost
-                reserved += max(cost, _RESERVED * length)
+                reserved += reserve
                 self._of[index], self._lengths[index] = parts, length
                 self._others |= others
         self._check(bool(self._of))
@@ -295,6 +300,7 @@ class DeletionPlanner:
             spans = self._texts.read(own)
             read = [text[slice(*span)] for text, span in zip(texts, spans, strict=True)]
             whole = read[0] if isinstance(own, str) else (read[0], read[1])
+            self._wholes[whole] = index
             if self._texts.have_same_rows(own, whole):
                 self._known.add(whole)
         chosen = range(len(texts)) if self.labels else self.deletion.texts
@@ -340,7 +346,16 @@ class DeletionPlanner:
         whole = 0 if part.whole in self._known else part.length
         if self._is_shapley:  # a subset and its complement have all units
             return whole + part.rest + part.samples // 2 * (part.length + part.rest + 2)
+        if all(part.alone(unit) in self._known for unit in part.units):
+            return whole + part.rest
         return whole + part.length + len(part.units) * (part.rest + 1)
+
+    def _cost_of_left_out(self, part: Part) -> int:
+        """Return the number of tokens of the texts without each unit; 0: they are units alone."""
+        alone = {"", *(part.content[slice(*unit)] for unit in part.units)}
+        if len(part.units) < 3 and {without(part.content, unit) for unit in part.units} <= alone:
+            return 0
+        return len(part.units) * (part.length + 1)
 
     def _subsets(self) -> Iterable[Input]:
         """Return the texts with each subset of the units, for Shapley values."""
@@ -369,10 +384,10 @@ class DeletionPlanner:
             self._check_deadline()
             wanted += [part.with_text(""), *map(part.alone, part.units)]
         # What short texts do not need is for the longer ones, and then for words.
-        by_cost = sorted(self._parts, key=lambda part: len(part.units) * (part.length + 1))
+        by_cost = sorted(self._parts, key=self._cost_of_left_out)
         with_words: list[Part] = []
         for index, part in enumerate(by_cost):
-            cost = len(part.units) * (part.length + 1)
+            cost = self._cost_of_left_out(part)
             own = min(cost, available // (len(by_cost) - index))
             available -= own
             if own < cost:

@@ -10,7 +10,7 @@ const isText = (value) => typeof value === "string" && value.trim() !== "";
 export function parseQuestions(content) {
   const text = content.replace(/^\uFEFF/, "");
   const found = { questions: [], problems: [] };
-  (text.trimStart().startsWith("{") ? fromJsonLines : fromCsv)(text, found);
+  (/^\s*[{[]/u.test(text) ? fromJsonLines : fromCsv)(text, found);
   return found;
 }
 
@@ -39,6 +39,7 @@ function fromJsonLines(text, { questions, problems }) {
 
 function fromCsv(text, { questions, problems }) {
   const { head, rows, wrong } = readCsv(text);
+  problems.push(...wrong.map(({ line, sentence }) => `line ${line}: ${sentence}`));
   if (!head) return;
   const columns = COLUMNS.map((name) => head.cells.findIndex((cell) => cell.trim().toLowerCase() === name));
   if (columns.includes(-1)) return problems.push(`line ${head.line}: the header must name the columns ${COLUMNS.join(", ")}`);
@@ -53,7 +54,6 @@ function fromCsv(text, { questions, problems }) {
       byQuery.get(query).relevance.push(Number(relevance));
     }
   }
-  problems.push(...wrong.map(({ line, sentence }) => `line ${line}: ${sentence}`));
   for (const question of byQuery.values()) {
     if (question.relevance.every((value) => value === 0)) problems.push(`line ${question.line}: no document of this query has a relevance above 0`);
     else questions.push(question);

@@ -39,21 +39,22 @@ export function landmarks(scores) {
 
 const plain = (value) => fixed(value, 2);
 
-const partOf = (similarity, unrelated) => (similarity - unrelated) / (1 - unrelated);
+// The similarity to itself is below 1 with different prompts of queries and documents.
+const partOf = (similarity, { unrelated, itself }) => (similarity - unrelated) / Math.max(itself - unrelated, Number.EPSILON);
 
-export const band = (similarity, unrelated) => BANDS.find(([least]) => partOf(similarity, unrelated) >= least)[1];
+const band = (similarity, known) => BANDS.find(([least]) => partOf(similarity, known) >= least)[1];
 
 // Neither the languages of the texts nor those of the model are known here: true of every low similarity.
 const LOW = "A low similarity can also mean that the model was not trained for the language of a text. The model's card names its languages.";
-const isLow = (similarity, unrelated) => partOf(similarity, unrelated) < 0.5;
+const isLow = (similarity, known) => partOf(similarity, known) < 0.5;
 
 // Other similarities than the cosine have no scale: the similarity to itself is not the highest.
 export function similarityReading(value, name, known, ...sentences) {
   const isCosine = name.startsWith("cosine");
   return headline(shown(value), name,
-    known && isCosine ? `These texts are ${band(value, known.unrelated)}, for this model.` : "",
+    known && isCosine ? `These texts are ${band(value, known)}, for this model.` : "",
     known ? landmarkSentence(known, name) : "",
-    known && isCosine && isLow(value, known.unrelated) ? LOW : "",
+    known && isCosine && isLow(value, known) ? LOW : "",
     ...sentences, known && isCosine ? scale(value, known.unrelated) : "");
 }
 

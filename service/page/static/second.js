@@ -52,7 +52,8 @@ const prompted = (text, side, { prompts }) => (prompts.includes(side) ? { text, 
 
 // A probability of a softmax is that of a label against the others: the next one stands for them.
 function labelTarget({ labels: [scores], explanations: [{ label }] }, { info }) {
-  return { label, versus: info.activation === "softmax" ? scores.find((other) => other.label !== label).label : null };
+  const next = info.activation === "softmax" ? scores.find((other) => other.label !== label) : null;
+  return { label, versus: next?.label ?? null };
 }
 
 // The units of the explained texts with both numbers. A token belongs to the unit in which it ends.

@@ -197,7 +197,7 @@ def test_labels_are_explained_by_the_texts_without_each_unit(classify_client: Te
         ("words", "/explain", "should be"),
         ({"of": "both"}, "/explain", "unknown field in this object"),
         ({"label": "w"}, "/explain/label", "has no such label"),
-        ({"max_tokens": 4}, "/explain", "takes more than 4 tokens"),
+        ({"max_tokens": 3}, "/explain", "takes more than 3 tokens"),
     ],
 )
 def test_invalid_explanations_of_labels_are_refused_by_name(

@@ -239,6 +239,35 @@ def test_patch_of_maxsim_equals_hooks_on_sentence_transformers(
     np.testing.assert_allclose(each[start:], [patched([pair]) for pair in everything], rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("query", "source", "document", "source_pair", "names"),
+    [
+        # Both queries are expanded to as many tokens, but more of the source's are attended to.
+        ("the cat", "where did it sit?", "A cat.", "A cat.", ("text", "source")),
+        # Commas have no vectors.
+        ("the cat", "the cat", "The cat, it sat", "A dog ran, it", ("text_pair", "source_pair")),
+    ],
+)
+def test_patch_of_all_tokens_is_refused_if_it_would_not_give_the_source(
+    colbert: TestClient,
+    query: str,
+    source: str,
+    document: str,
+    source_pair: str,
+    names: tuple[str, str],
+) -> None:
+    texts = {"text": query, "source": source, "text_pair": document, "source_pair": source_pair}
+    body: Json = {**texts, "target": {"type": "maxsim"}, "taps": ["embeddings"]}
+    for positions in (None, "each"):
+        problem = problem_of(colbert, "patch", {**body, "positions": positions})
+        assert (problem["code"], problem["pointer"]) == ("token_counts", "/positions")
+        assert f"other tokens of {names[0]} than of {names[1]};" in problem["detail"]
+    result = ask(colbert, "patch", **body, positions=[[1, 1]])
+    everything = [[index, index] for index in range(len(result["tokens"]))]
+    (at_tap,) = ask(colbert, "patch", **body, positions=everything)["taps"]
+    assert abs(at_tap["value"] - result["source_value"]) > 1e-3
+
+
 PATCH: Json = {
     "text": "w5 w6 w7",
     "source": "w8 w9 w10",

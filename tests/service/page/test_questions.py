@@ -198,6 +198,8 @@ HEAD = "query,document,relevance\n"
         (f"{HEAD}a,b,0\na,c,0", "line 2: no document of this query"),
         (f'{HEAD}a,"b\nc",1\na', "line 4: 1 cell, and the header has 3"),
         (f'{HEAD}a,b,1\na,"c,1', "line 3: a quote is not closed"),
+        ('"query,document,relevance', "line 1: a quote is not closed"),
+        ('[{"query": "a", "documents": ["b"], "expected": 0}]', "line 1: “query” must be a text"),
         (f"{HEAD}a,,1", "line 2: it must have a query and a document"),
         (f"{HEAD}a,b,1\na,c,0,more", "line 3: 4 cells, and the header has 3"),
     ],
@@ -291,6 +293,6 @@ def test_run_stops_at_a_problem_of_all_questions(plain_page: Browser, status: in
         status,
     )
     run(plain_page, "questions")
-    problem = "could not be reached" if status is None else "No access."
+    problem = {401: "needs an API key", 403: "No access.", None: "could not be reached"}[status]
     assert problem in find(plain_page, "#questions > .problem").text
     assert plain_page.execute_script("return window.sent") == 1

@@ -271,13 +271,19 @@ def test_verdict_is_by_rank_correlation_and_opposite_signs(
 
 
 @pytest.mark.parametrize(
-    ("activation", "versus"), [("softmax", "spam"), ("sigmoid", None), ("identity", None)]
+    ("activation", "other", "versus"),
+    [
+        ("softmax", "spam", "spam"),
+        ("softmax", "toxic", None),
+        ("sigmoid", "spam", None),
+        ("identity", "spam", None),
+    ],
 )
 def test_labels_of_a_softmax_alone_are_explained_against_the_next_one(
-    page: Browser, activation: str, versus: str | None
+    page: Browser, activation: str, other: str, versus: str | None
 ) -> None:
-    """Sigmoids of independent labels can add up to 1 too."""
-    labels = [{"label": "toxic", "score": 0.9998}, {"label": "spam", "score": 0.0002}]
+    """Sigmoids of independent labels can add up to 1 too, and two labels can have one name."""
+    labels = [{"label": "toxic", "score": 0.9998}, {"label": other, "score": 0.0002}]
     result = {"labels": [labels], "explanations": [{"label": "toxic"}]}
     model = {
         "kind": "classifier",

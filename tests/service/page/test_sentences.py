@@ -195,6 +195,17 @@ def test_similarity_is_read_by_its_distance_from_unrelated_texts(
     assert ("The model's card names its languages." in shown) == is_low
 
 
+@pytest.mark.parametrize(("itself", "words"), [(0.9, "nearly the same"), (0.6, "no more similar")])
+def test_similarity_of_a_text_with_itself_is_the_end_of_the_way(
+    plain_page: Browser, itself: float, words: str
+) -> None:
+    """It is not 1 if queries and documents have different prompts, and can be low."""
+    known = "{unrelated: 0.7, itself: values[0]}"
+    drawn = f"own.similarityReading(values[0], 'cosine similarity', {known})"
+    shown = value_of(plain_page, "reading", f"{drawn}.textContent", itself)
+    assert f"These texts are {words}" in shown
+
+
 @pytest.mark.parametrize("expression", ["rounded(-1e-9, 1)", "percent(-1e-9)", "fixed(-0.0004, 3)"])
 def test_number_that_is_rounded_to_zero_has_no_sign(plain_page: Browser, expression: str) -> None:
     shown = value_of(plain_page, "dom", f"own.{expression}")

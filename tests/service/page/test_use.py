@@ -1,6 +1,7 @@
 """Inputs, URLs, errors and the keyboard."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -11,6 +12,8 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from models.artifact import Artifact
+from models.manifest import MANIFEST
+from tests.models.checkpoints import edit_json
 from tests.service.debug.held_worker import held
 from tests.service.page.browsing import (
     CAT,
@@ -30,6 +33,7 @@ from tests.service.page.browsing import (
     type_text,
     until,
 )
+from tests.service.page.test_accessibility import shown_on
 from tests.serving import lines_until, process
 
 # A browser and torch may start slowly: the timeout only bounds a hang.
@@ -144,6 +148,28 @@ def test_page_url_keeps_the_question_and_not_the_key(browser: Browser, url: str)
     browser.execute_script("sessionStorage.clear()")
 
 
+def test_missing_and_unknown_keys_are_asked_for_in_the_field_of_the_page(
+    browser: Browser, small_artifact: Artifact
+) -> None:
+    key = "at-least-16-letters"
+    settings = {
+        "VITRINE_MODEL__PATH": str(small_artifact.path),
+        "VITRINE_AUTH__KEYS": json.dumps([{"name": "me", "key": key, "scopes": ["encode"]}]),
+    }
+    with process("-m", "service", **settings) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        browser.get(f"{match[1]}/debug")
+        until(lambda: find(browser, "#unavailable").text)
+        assert find(browser, "#unavailable").text == "The service needs an API key: enter it above."
+        find(browser, "#key").send_keys("unknown", Keys.TAB)
+        until(lambda: shows(browser, "#unavailable", "The API key is unknown."))
+        find(browser, "#key").clear()
+        find(browser, "#key").send_keys(key, Keys.TAB)
+        until(lambda: shows(browser, "#model", "(embedding) on"))
+        assert not find(browser, "#unavailable").text
+        browser.execute_script("sessionStorage.clear()")
+
+
 @pytest.mark.parametrize("tab", ["constructor", "toString", "nonsense", ""])
 def test_page_url_with_an_unknown_tab_shows_the_first_tab(
     browser: Browser, url: str, tab: str
@@ -229,6 +255,32 @@ def test_page_of_several_models_links_to_the_page_of_each(
             until(lambda: find(browser, "#rank").get_attribute("aria-busy") == "false")
             assert find(browser, "#rank .result").text
             assert not find(browser, "#rank > .problem").text
+
+
+def test_long_labels_and_the_key_fit_into_a_phone(
+    browser: Browser, classifier: Artifact, tmp_path: Path
+) -> None:
+    models = []
+    for name in ("first", "second"):
+        shutil.copytree(classifier.path, tmp_path / name)
+        labels = [f"{kind} about {'w' * 60} or another thing" for kind in ("good", "bad", "none")]
+        edit_json(tmp_path / name / MANIFEST, labels=labels)
+        models.append({"name": name, "path": str(tmp_path / name)})
+    with (
+        process("-m", "service", VITRINE_MODELS__SERVED=json.dumps(models)) as started,
+        shown_on(browser, "phone"),
+    ):
+        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+        address = f"{url}/debug?model=first#tab=explain&run=1"
+        page = open_page(browser, address, "classifier", has_gradients=False)
+        find(page, ".key summary").click()
+        for selector in ("#key", ".figure strong"):
+            left, right, width = page.execute_script(
+                "const {left, right} = document.querySelector(arguments[0])"
+                ".getBoundingClientRect(); return [left, right, innerWidth]",
+                selector,
+            )
+            assert 0 <= left < right <= width, selector
 
 
 def test_page_runs_scripts_of_its_own_host_only(url: str) -> None:

@@ -408,11 +408,28 @@ def test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice(
 def test_a_pair_whose_units_alone_take_too_many_tokens_leaves_the_others_theirs(
     models: dict[str, vitrine.SyncModel],
 ) -> None:
-    documents = ["w5", "w5 w6 w7 w8 w9 w10 w11 w12 w13", "w6"]
+    documents = ["w5", " ".join(f"w{index}" for index in range(5, 20)), "w6"]
     deletion = vitrine.Deletion(by="words", max_tokens=200)
-    # The query is beside each of nine words.
+    # The query is beside each of 15 words.
     result = models["reranker"].score("w5 " * 12, documents, explain=deletion)
     assert [*result.deletions] == [0, 2]
+
+
+def test_a_pair_for_which_the_tokens_do_not_suffice_leaves_the_variants_of_others(
+    models: dict[str, vitrine.SyncModel],
+) -> None:
+    """The query is cut, so that the second pair is a variant of the first one."""
+    model, query = models["multi"], "a cat and a dog " * 9
+    explained = []
+    for max_tokens in range(260, 600, 20):
+        deletion = vitrine.Deletion(by="words", of="both", max_tokens=max_tokens)
+        result = model.score(query, ["It is a cat.", ""], explain=deletion)
+        explained.append([*result.deletions])
+        if 0 in result.deletions:
+            read, document = result.deletions[0].texts
+            (empty,) = model.score(query[slice(*read.read)], "").scores.tolist()
+            assert document.empty == pytest.approx(empty, abs=1e-5)
+    assert [0] in explained
 
 
 def test_planning_ends_at_the_deadline() -> None:

@@ -53,13 +53,26 @@ def test_the_best_documents_have_highlights_as_far_as_the_tokens_suffice(
     models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
     kind: str,
 ) -> None:
-    documents = [f"It is w{index} cat. A w{index + 1} dog." for index in range(5, 45)] * 20
+    documents = [f"It is w{index} cat. A w{index + 1} dog. A cat." for index in range(5, 45)] * 20
     result = models[kind].rerank(QUERY, documents, explain=vitrine.Highlights())
     assert result.scores == pytest.approx(models[kind].rerank(QUERY, documents).scores, abs=1e-5)
     explained = [index in result.deletions for index in result.ranking()]
     count = sum(explained)
     assert 0 < count < len(documents)
     assert explained == [True] * count + [False] * (len(documents) - count)
+    assert result.explanation_tokens <= 20_000
+
+
+@pytest.mark.parametrize("kind", ["cosine", "reranker"])
+@pytest.mark.parametrize("document", ["It is w{} cat, a dog and w9.", "It is w{} cat. A w9 dog."])
+def test_all_of_many_short_documents_have_highlights(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    kind: str,
+    document: str,
+) -> None:
+    documents = [document.format(index % 50 + 5) for index in range(500)]
+    result = models[kind].rerank(QUERY, documents, explain=vitrine.Highlights())
+    assert [*result.deletions] == result.ranking()
     assert result.explanation_tokens <= 20_000
 
 
