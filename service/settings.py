@@ -141,7 +141,7 @@ class ModelSettings(_Group):
     path: ModelName = Field(
         Path("artifacts/all-MiniLM-L6-v2"),
         description="Artifact, model folder, installed package, or hub id such as `org/name` or "
-        "`org/name@revision`; `vitrine serve` exports all but an artifact, once",
+        "`org/name@revision`; `vitrine serve` and `explain` export all but an artifact, once",
     )
     name: str | None = Field(
         None,
