@@ -111,6 +111,7 @@ SETTINGS: dict[str, Start] = {
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1]", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
         "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf",
     ),
+    "propagator": ("tiny", {"OTEL_PROPAGATORS": "b4"}, "OTEL_PROPAGATORS: Propagator b4 not found"),
     "origin": (
         "tiny",
         {"VITRINE_SERVER__CORS_ORIGINS": '["https://app.example/"]'},
