@@ -33,6 +33,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from models.engines import Precision
+from models.engines.cpus import MAX_THREADS
 from models.json_reader import JsonError, check_depth, parse_json
 from service.inference.model.opening import ModelOptions
 from service.inference.registry.served_models import ModelSpec, specs_in
@@ -215,7 +216,11 @@ class EngineSettings(_Group):
         "float32", description="Precision of the engine: `float32`, `float16`, `bfloat16` or `int8`"
     )
     threads: int = Field(
-        0, ge=0, description="Number of CPUs for a CPU engine; 0: all CPUs available to the process"
+        0,
+        ge=0,
+        le=MAX_THREADS,
+        description="Number of CPUs for a CPU engine, at most 16 per CPU of the machine; 0: all "
+        "CPUs available to the process",
     )
     gpu: int = Field(0, ge=0, description="Index of the GPU for the engine `cuda`")
     timeout_s: float = Field(

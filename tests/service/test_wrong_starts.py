@@ -87,6 +87,7 @@ SETTINGS: dict[str, Start] = {
     "option": ("tiny --server.prot 1", {}, "did you mean --server.port?"),
     "precision": ("tiny --engine.precision int4", {}, "should be 'float32', 'float16', 'bfloat16'"),
     "engine": ("tiny --engine.name tensorrt", {}, "engines: auto, cuda, onnxruntime, openvino"),
+    "threads": ("tiny --engine.threads 99999", {}, "engine.threads: Input should be less than or"),
     "no GPU": ("tiny --engine.name cuda", {}, "CPUs only; uninstall it and install Vitrine with"),
     "half": ("tiny --engine.precision float16", {}, "openvino in float16 is not usable: it suppor"),
     "used port": ("tiny --server.port USED", {}, "already in use; choose another with --server.po"),
