@@ -80,6 +80,12 @@ def _check_origin(origin: str) -> str:
 Origin = Annotated[str, AfterValidator(_check_origin)]
 
 
+def _check_device(name: str) -> str:
+    if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:(0|[1-9][0-9]*))?", name):
+        raise ValueError("must be auto, or a device of PyTorch such as cpu, cuda, cuda:1 or mps")
+    return name
+
+
 class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -298,7 +304,7 @@ class DebugSettings(_Group):
     """Gradient routes under /debug."""
 
     enabled: bool = Field(False, description="Whether the routes under /debug are enabled")
-    device: str = Field(
+    device: Annotated[str, AfterValidator(_check_device)] = Field(
         "auto", description="Device for gradients, such as `auto`, `cpu`, `cuda` or `cuda:1`"
     )
     hosts: JsonList[HostName] = Field(

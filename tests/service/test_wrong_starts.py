@@ -106,6 +106,7 @@ SETTINGS: dict[str, Start] = {
         {},
         "set API keys, or set debug.enabled to false",
     ),
+    "device": ("tiny --debug.device gpu", {}, "debug.device: must be auto, or a device of PyTorch"),
     "route": ("tiny --model.name rerank", {}, "is ambiguous in paths under /tei: the last part"),
     "traces": (
         "tiny",
