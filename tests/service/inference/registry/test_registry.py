@@ -23,6 +23,7 @@ from models.artifact import Artifact
 from models.engines import weight_bytes
 from models.identity import identity_of
 from models.manifest import MANIFEST, SOURCE, ArtifactError
+from service.api.errors import headers_of
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
@@ -343,13 +344,16 @@ async def test_failed_load_on_demand_is_reported_and_tried_again(
         with pytest.raises(NotReady, match="cannot be loaded; see the log") as caught:
             await registry.lease("b")
         assert caught.value.code == "load_failed"
+        assert headers_of(caught.value) == {"Retry-After": "10"}
         assert "cannot load the model b" in caplog.text
         (folder / "model.onnx").write_bytes(graph)
         (await registry.lease("a")).release()
-        with pytest.raises(NotReady, match="cannot be loaded; see the log"):
+        await clock.advance(3.5)
+        with pytest.raises(NotReady, match="cannot be loaded; see the log") as caught:
             await registry.lease("b")
+        assert headers_of(caught.value) == {"Retry-After": "7"}
         assert registry.statuses()[0].model is not None  # the failed load did not unload it again
-        await clock.advance(10)
+        await clock.advance(6.5)
         (await registry.lease("b")).release()
 
 
