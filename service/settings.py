@@ -64,8 +64,20 @@ _Item = TypeVar("_Item")
 # A list, which is JSON or words with commas. The library does not decode it, because it doubles the
 # backslashes in options.
 JsonList = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_read_list)]
-# Stored in lower case: host names are case-insensitive.
-HostName = Annotated[str, Field(min_length=1), AfterValidator(str.lower)]
+
+
+def _check_host(host: str) -> str:
+    """Return the host in lower case: host names are case-insensitive."""
+    host = host.lower()
+    if not re.fullmatch(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?", host):
+        raise ValueError(
+            "must be a host as in the header Host, such as search.example, 127.0.0.1 or [::1], "
+            "without scheme, path or wildcard"
+        )
+    return host
+
+
+HostName = Annotated[str, Field(min_length=1), AfterValidator(_check_host)]
 
 
 def _check_origin(origin: str) -> str:

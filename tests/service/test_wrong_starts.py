@@ -114,6 +114,10 @@ SETTINGS: dict[str, Start] = {
         "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf",
     ),
     "propagator": ("tiny", {"OTEL_PROPAGATORS": "b4"}, "OTEL_PROPAGATORS: Propagator b4 not found"),
+    "any host": ("tiny --server.hosts *", {}, "server.hosts.0: must be a host as in the header Ho"),
+    "URL": ("tiny --server.hosts http://a", {}, "server.hosts.0: must be a host as in the header"),
+    "IPv6": ("tiny --server.hosts ::1", {}, "server.hosts.0: must be a host as in the header Host"),
+    "debug hosts": ("tiny --debug.hosts *", {}, "debug.hosts.0: must be a host as in the header H"),
     "origin": (
         "tiny",
         {"VITRINE_SERVER__CORS_ORIGINS": '["https://app.example/"]'},
