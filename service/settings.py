@@ -52,10 +52,10 @@ def _read_list(value: object) -> object:
     if not value.lstrip().startswith(("[", "{")):
         return [word.strip() for word in value.split(",")]
     try:
-        return parse_json(os.fsencode(value))
+        return parse_json(os.fsencode(value), has_unique_keys=True)
     except JsonError as error:
         raise ValueError(
-            f'not JSON ({error}); a list is written as ["a", "b"], and objects in it as '
+            f'invalid JSON ({error}); a list is written as ["a", "b"], and objects in it as '
             '{"name": "a"}'
         ) from None
 
@@ -398,9 +398,12 @@ def _read_keys(file: Path) -> tuple[ApiKey, ...]:
         if file.stat().st_mode & stat.S_IWOTH:
             raise ValueError(f"auth.keys_file: {file} is writable by others; run chmod o-w on it")
         content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-        return TypeAdapter(tuple[ApiKey, ...]).validate_json(content)
+        keys = parse_json(content, has_unique_keys=True)
+        return TypeAdapter(tuple[ApiKey, ...]).validate_python(keys)
     except OSError as error:
         raise OSError(f"auth.keys_file: {file} cannot be read: {error.strerror}") from None
+    except JsonError as error:
+        raise ValueError(f"auth.keys_file: {file}: Invalid JSON: {error}") from None
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = "/".join(map(str, problem["loc"]))

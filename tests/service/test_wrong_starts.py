@@ -100,6 +100,11 @@ SETTINGS: dict[str, Start] = {
     ),
     "open keys": ("tiny --auth.keys_file keys.json", {}, "writable by others; run chmod o-w on it"),
     "short key": ("tiny", keys("short"), "auth.keys.0.key: a key must have at least 16 printable"),
+    "duplicate key": (
+        "",
+        {"VITRINE_MODELS__SERVED": '[{"path": "tiny", "name": "a", "name": "b"}]'},
+        "models.served: invalid JSON (an object has a duplicate key)",
+    ),
     "equal keys": ("tiny", keys("k" * 16, "k" * 16), "are equal; every key must be unique"),
     "gradients": (
         "tiny --server.host 0.0.0.0 --debug.enabled true",

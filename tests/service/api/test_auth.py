@@ -170,10 +170,22 @@ def test_key_unfit_for_a_header_is_refused(tmp_path: Path, key: str) -> None:
     assert not key or key not in str(error.value)
 
 
-def test_key_file_with_invalid_json_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[{]", "Expecting"),
+        (
+            f'[{{"name": "a", "key": "{KEYS["encode"]}", "name": "b"}}]',
+            "an object has a duplicate key",
+        ),
+    ],
+)
+def test_key_file_with_invalid_json_is_named(tmp_path: Path, content: str, problem: str) -> None:
     file = key_file(tmp_path)
-    file.write_text("[{]")
-    with pytest.raises(ValueError, match=r"auth.keys_file: .*keys.json: .*Invalid JSON"):
+    file.write_text(content)
+    with pytest.raises(
+        ValueError, match=rf"auth.keys_file: .*keys.json: .*Invalid JSON: {problem}"
+    ):
         AuthSettings(keys_file=file).all_keys()
 
 
