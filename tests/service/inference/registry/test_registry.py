@@ -869,6 +869,15 @@ def test_folders_whose_names_are_invalid_are_skipped_and_logged_once(
     assert r"a\nCRITICAL b\x1b[31m: its name must have printable characters only" in caplog.text
 
 
+def test_folder_that_cannot_be_read_is_skipped_and_logged(
+    small_artifact: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(small_artifact.path, tmp_path / "good")
+    (tmp_path / "loop").symlink_to("loop")
+    assert [spec.options.name for spec in specs_in(tmp_path, ONE_THREAD)] == ["good"]
+    assert f"skipping the folder {tmp_path / 'loop'}: it cannot be read: Too many" in caplog.text
+
+
 @pytest.mark.parametrize("place", ["name", "alias", "manifest"])
 @pytest.mark.parametrize("name", ["a\nb", "\u202ea", " "])
 async def test_invalid_name_of_a_model_is_refused_wherever_it_is(
