@@ -98,6 +98,10 @@ def _check_device(name: str) -> str:
     return name
 
 
+# Errors whose messages name types of Python.
+_MESSAGES = {"tuple_type": "Input should be a list", "model_type": "Input should be an object"}
+
+
 class _Group(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -405,9 +409,7 @@ def _read_keys(file: Path) -> tuple[ApiKey, ...]:
     except JsonError as error:
         raise ValueError(f"auth.keys_file: {file}: Invalid JSON: {error}") from None
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = "/".join(map(str, problem["loc"]))
-        raise ValueError(f"auth.keys_file: {file}: {where}: {problem['msg']}") from None
+        raise ValueError(f"auth.keys_file: {file}: {next(problems(error, 'keys'))}") from None
 
 
 class Settings(BaseSettings):
@@ -507,11 +509,12 @@ def traces_endpoint() -> str | None:
     return endpoint
 
 
-def problems(error: ValidationError) -> Iterator[str]:
-    """Yield a sentence about each invalid setting, which begins with its name."""
+def problems(error: ValidationError, root: str = "settings") -> Iterator[str]:
+    """Yield a sentence about each invalid setting, which begins with its name, or with `root`."""
     for problem in error.errors(include_url=False, include_input=False):
-        where = ".".join(map(str, problem["loc"])) or "settings"
-        yield f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+        where = ".".join(map(str, problem["loc"])) or root
+        message = problem["msg"].removeprefix("Value error, ")
+        yield f"{where}: {_MESSAGES.get(problem['type'], message)}"
 
 
 def table() -> list[tuple[str, str, str]]:

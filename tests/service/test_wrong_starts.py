@@ -105,6 +105,12 @@ SETTINGS: dict[str, Start] = {
         {"VITRINE_MODELS__SERVED": '[{"path": "tiny", "name": "a", "name": "b"}]'},
         "models.served: invalid JSON (an object has a duplicate key)",
     ),
+    "no list": ("", {"VITRINE_MODELS__SERVED": "{}"}, "models.served: Input should be a list"),
+    "no object": (
+        "",
+        {"VITRINE_MODELS__SERVED": "tiny"},
+        "models.served.0: Input should be an obj",
+    ),
     "equal keys": ("tiny", keys("k" * 16, "k" * 16), "are equal; every key must be unique"),
     "gradients": (
         "tiny --server.host 0.0.0.0 --debug.enabled true",
