@@ -386,11 +386,14 @@ class AuthSettings(_Group):
 
         Raises:
             OSError: The keys file cannot be read.
-            ValueError: The keys file is invalid or writable by everybody, or two keys are equal.
+            ValueError: The keys file is invalid, without any key, or writable by everybody, or two
+                keys are equal.
         """
         keys = self.keys
         if self.keys_file is not None:
             keys += _read_keys(self.keys_file)
+            if not keys:  # everybody would have access
+                raise ValueError(f"auth.keys_file: {self.keys_file} has no API key")
         if len({key.key.get_secret_value() for key in keys}) < len(keys):
             raise ValueError("two API keys are equal; every key must be unique")
         return keys

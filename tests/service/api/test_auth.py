@@ -200,6 +200,14 @@ def test_error_of_a_key_file_names_types_of_json(tmp_path: Path) -> None:
             AuthSettings(keys_file=file).all_keys()
 
 
+def test_key_file_without_a_key_does_not_open_the_service(tmp_path: Path) -> None:
+    file = key_file(tmp_path)
+    file.write_text("[]")
+    with pytest.raises(ValueError, match=r"auth.keys_file: .*keys.json has no API key"):
+        AuthSettings(keys_file=file).all_keys()
+    assert AuthSettings(keys=(api_key("encode"),), keys_file=file).all_keys()
+
+
 def test_duplicate_key_is_refused(tmp_path: Path) -> None:
     auth = AuthSettings(keys=(api_key("encode"),), keys_file=key_file(tmp_path))
     with pytest.raises(ValueError, match="two API keys are equal"):
