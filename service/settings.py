@@ -497,6 +497,7 @@ def traces_endpoint() -> str | None:
     exporter = os.environ.get("OTEL_TRACES_EXPORTER") or ""
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or ""
     base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
+    source = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" if endpoint else "OTEL_EXPORTER_OTLP_ENDPOINT"
     if not endpoint and (base or exporter == "otlp"):
         endpoint = f"{(base or 'http://localhost:4318').rstrip('/')}/v1/traces"
     is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
@@ -508,7 +509,7 @@ def traces_endpoint() -> str | None:
         if os.environ.get(name, supported) not in ("", supported):
             raise ValueError(f"{name}: the only supported value is {supported}")
     if not re.match(r"https?://[^/]", endpoint):
-        raise ValueError("OTEL_EXPORTER_OTLP_ENDPOINT must be a URL, such as http://localhost:4318")
+        raise ValueError(f"{source} must be a URL, such as http://localhost:4318")
     return endpoint
 
 
