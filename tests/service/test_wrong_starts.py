@@ -93,6 +93,11 @@ SETTINGS: dict[str, Start] = {
     "used port": ("tiny --server.port USED", {}, "already in use; choose another with --server.po"),
     "port": ("tiny --server.port 80000", {}, "server.port: Input should be less than or equal to"),
     "host": ("tiny --server.host 192.0.2.1", {}, "requested address; choose another with --server"),
+    "host name": (
+        "tiny --server.host a..b",
+        {},
+        "port 0 of a..b cannot be opened: Invalid host name",
+    ),
     "no keys": (
         "tiny --auth.keys_file no.json",
         {},
