@@ -81,10 +81,11 @@ HostName = Annotated[str, Field(min_length=1), AfterValidator(_check_host)]
 
 
 def _check_origin(origin: str) -> str:
-    if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+", origin):
+    has_usual_port = re.fullmatch(r"https://.*:443|http://.*:80", origin)
+    if has_usual_port or not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+", origin):
         raise ValueError(
             "must be an origin as browsers send it, such as https://app.example: in lower case, "
-            "without a slash at its end; or *"
+            "without a wildcard, the usual port, or a slash at its end; or *"
         )
     return origin
 

@@ -139,6 +139,16 @@ SETTINGS: dict[str, Start] = {
         {"VITRINE_SERVER__CORS_ORIGINS": '["https://app.example/"]'},
         "server.cors_origins.0: must be an origin as browsers send it",
     ),
+    "origins": (
+        "tiny --server.cors_origins https://*.app.example",
+        {},
+        "server.cors_origins.0: must be an origin as browsers send it",
+    ),
+    "origin with a port": (
+        "tiny --server.cors_origins https://app.example:443",
+        {},
+        "server.cors_origins.0: must be an origin as browsers send it",
+    ),
     "origin in upper case": (
         "tiny --server.cors_origins https://App.example",
         {},
