@@ -89,7 +89,9 @@ def _check_propagators() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make standard output and error accept any text."""
+    """Make standard output and error accept any text, and standard input no other file."""
+    if sys.stdin is None:  # closed; libuv refuses to close its own files at this place
+        os.open(os.devnull, os.O_RDONLY)
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `>&-`
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends
