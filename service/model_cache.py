@@ -341,8 +341,13 @@ def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Exit on SIGTERM and SIGINT; as the first process of a container, it would ignore SIGTERM."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    """Exit on SIGTERM, SIGINT and SIGHUP, unless it is ignored, as by nohup.
+
+    As the first process of a container, it would ignore SIGTERM. And the child would survive.
+    """
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     previous = [
         signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers
     ]
