@@ -39,16 +39,24 @@ def check_depth(content: bytes | bytearray) -> None:
         raise JsonError(f"it is nested too deeply; the limit is {MAX_DEPTH} levels")
 
 
-def parse_json(content: bytes | bytearray) -> object:
+def parse_json(content: bytes | bytearray, *, has_unique_keys: bool = False) -> object:
     """Return the value of JSON text in UTF-8; integers of any length are exact.
+
+    Args:
+        content: The text.
+        has_unique_keys: Whether a duplicate key is an error; otherwise its last value counts.
 
     Raises:
         JsonError: The content is not JSON, is nested more than `MAX_DEPTH` deep, or has a lone
-            surrogate, a NaN, an infinity or an integer of more than 4,300 digits.
+            surrogate, a NaN, an infinity or an integer of more than 4,300 digits. Or an object has
+            a duplicate key that is an error.
     """
     check_depth(content)
+    pairs_hook = _unique if has_unique_keys else None
     try:
-        value: object = json.loads(content.decode(), parse_constant=_refuse)
+        value: object = json.loads(
+            content.decode(), parse_constant=_refuse, object_pairs_hook=pairs_hook
+        )
         # Writing takes twice as long as reading: only if not all surrogates are seen to be paired.
         if _SURROGATE.search(content) and _SURROGATE.search(_PAIR.sub(b"", content)):
             json.dumps(value, ensure_ascii=False).encode()
@@ -57,6 +65,12 @@ def parse_json(content: bytes | bytearray) -> object:
     except ValueError as error:
         raise JsonError(str(error)) from error
     return value
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    if len(dict(pairs)) < len(pairs):
+        raise JsonError("an object has a duplicate key")
+    return dict(pairs)
 
 
 def _refuse(constant: str) -> NoReturn:

@@ -154,8 +154,9 @@ def check_port(host: str, port: int) -> None:
         )
         for family, _, _, _, address in found:
             socket.create_server(address[:2], family=family).close()
-    except OSError as error:
-        reason = (error.strerror or "").partition(" (")[0]  # without the address
+    except (OSError, UnicodeError) as error:
+        # A strerror without the address; a name with an empty or too long part has none.
+        reason = (getattr(error, "strerror", None) or "Invalid host name").partition(" (")[0]
         raise OSError(
             f"port {port} of {host} cannot be opened: {reason}; choose another with --server.port "
             "or --server.host"

@@ -53,6 +53,8 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         gc.disable()  # imports make many objects, and no garbage that is worth a collection
+        if verb == "serve":
+            _check_propagators()
         command = resolve_name(function)
         gc.freeze()  # they stay for as long as the process: collections skip them
         gc.enable()
@@ -77,8 +79,19 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
 serve, encode, export = (partial(run, verb) for verb in ("serve", "encode", "export"))
 
 
+def _check_propagators() -> None:
+    """Exit with status 2 if a propagator is missing, which FastAPI's import raises otherwise."""
+    try:
+        import opentelemetry.propagate  # noqa: F401 - it reads the variable
+    except ValueError as error:
+        print(f"vitrine-serve: OTEL_PROPAGATORS: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 def _prepare_streams() -> None:
-    """Make standard output and error accept any text."""
+    """Make standard output and error accept any text, and standard input no other file."""
+    if sys.stdin is None:  # closed; libuv refuses to close its own files at this place
+        os.open(os.devnull, os.O_RDONLY)
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `>&-`
             setattr(sys, stream, open(os.devnull, "w"))  # noqa: SIM115 - until the process ends

@@ -22,6 +22,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -125,8 +126,12 @@ def _models_settings() -> _Models:
     """Return settings `models` of the environment, for commands without settings.
 
     Raises:
-        ArtifactError: A variable is invalid.
+        ArtifactError: A variable is invalid, or looks like one of them that is misspelt.
     """
+    known = [f"VITRINE_MODELS__{name}".upper() for name in _Models.model_fields]
+    for name in os.environ.keys() - {*known}:
+        if similar := get_close_matches(name, known, n=1, cutoff=0.9):
+            raise ArtifactError(f"{name} is not a setting; did you mean {similar[0]}?")
     try:
         return _ModelsSettings().models
     except ValueError as error:
@@ -341,8 +346,13 @@ def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:
 
 @contextmanager
 def _exit_on_signals() -> Iterator[None]:
-    """Exit on SIGTERM and SIGINT; as the first process of a container, it would ignore SIGTERM."""
-    numbers = (signal.SIGTERM, signal.SIGINT)
+    """Exit on SIGTERM, SIGINT and SIGHUP, unless it is ignored, as by nohup.
+
+    As the first process of a container, it would ignore SIGTERM. And the child would survive.
+    """
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
     previous = [
         signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers
     ]

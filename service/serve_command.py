@@ -55,7 +55,8 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, argparse.Namespace]:
     """Return the settings, and the options `check` and `refresh`.
 
     Raises:
-        ValueError: Any error of `from_command_line`, or a model is named beside several.
+        ValueError: Any error of `from_command_line`, or a model is named twice
+            or beside several.
         SystemExit: `--help` was requested, or an option is unknown.
     """
     parser = _Parser("vitrine-serve", description="Serve models over HTTP.")
@@ -80,6 +81,8 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, argparse.Namespace]:
     if options.name is not None:
         if settings.models.folder or settings.models.served:
             raise ValueError("MODEL and the settings models.folder and models.served are exclusive")
+        if vars(options).get("model.path") is not None:
+            raise ValueError("MODEL and --model.path are the same option; set one of them")
         model = ModelSettings(path=options.name, name=settings.model.name)
         settings = settings.model_copy(update={"model": model})
     return settings, options

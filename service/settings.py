@@ -33,6 +33,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, CliSettingsSource, NoDecode, SettingsConfigDict
 
 from models.engines import Precision
+from models.engines.cpus import MAX_THREADS
 from models.json_reader import JsonError, check_depth, parse_json
 from service.inference.model.opening import ModelOptions
 from service.inference.registry.served_models import ModelSpec, specs_in
@@ -51,10 +52,10 @@ def _read_list(value: object) -> object:
     if not value.lstrip().startswith(("[", "{")):
         return [word.strip() for word in value.split(",")]
     try:
-        return parse_json(os.fsencode(value))
+        return parse_json(os.fsencode(value), has_unique_keys=True)
     except JsonError as error:
         raise ValueError(
-            f'not JSON ({error}); a list is written as ["a", "b"], and objects in it as '
+            f'invalid JSON ({error}); a list is written as ["a", "b"], and objects in it as '
             '{"name": "a"}'
         ) from None
 
@@ -63,20 +64,43 @@ _Item = TypeVar("_Item")
 # A list, which is JSON or words with commas. The library does not decode it, because it doubles the
 # backslashes in options.
 JsonList = Annotated[tuple[_Item, ...], NoDecode, BeforeValidator(_read_list)]
-# Stored in lower case: host names are case-insensitive.
-HostName = Annotated[str, Field(min_length=1), AfterValidator(str.lower)]
+
+
+def _check_host(host: str) -> str:
+    """Return the host in lower case: host names are case-insensitive."""
+    host = host.lower()
+    if not re.fullmatch(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]+)?", host):
+        raise ValueError(
+            "must be a host as in the header Host, such as search.example, 127.0.0.1 or [::1], "
+            "without scheme, path or wildcard"
+        )
+    return host
+
+
+HostName = Annotated[str, Field(min_length=1), AfterValidator(_check_host)]
 
 
 def _check_origin(origin: str) -> str:
-    if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\sA-Z]+", origin):
+    has_usual_port = re.fullmatch(r"https://.*:443|http://.*:80", origin)
+    if has_usual_port or not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[a-z0-9._:\[\]-]+", origin):
         raise ValueError(
             "must be an origin as browsers send it, such as https://app.example: in lower case, "
-            "without a slash at its end; or *"
+            "without a wildcard, the usual port, or a slash at its end; or *"
         )
     return origin
 
 
 Origin = Annotated[str, AfterValidator(_check_origin)]
+
+
+def _check_device(name: str) -> str:
+    if not re.fullmatch(r"auto|(cpu|cuda|mps|xpu)(:(0|[1-9][0-9]*))?", name):
+        raise ValueError("must be auto, or a device of PyTorch such as cpu, cuda, cuda:1 or mps")
+    return name
+
+
+# Errors whose messages name types of Python.
+_MESSAGES = {"tuple_type": "Input should be a list", "model_type": "Input should be an object"}
 
 
 class _Group(BaseModel):
@@ -215,7 +239,11 @@ class EngineSettings(_Group):
         "float32", description="Precision of the engine: `float32`, `float16`, `bfloat16` or `int8`"
     )
     threads: int = Field(
-        0, ge=0, description="Number of CPUs for a CPU engine; 0: all CPUs available to the process"
+        0,
+        ge=0,
+        le=MAX_THREADS,
+        description="Number of CPUs for a CPU engine, at most 16 per CPU of the machine; 0: all "
+        "CPUs available to the process",
     )
     gpu: int = Field(0, ge=0, description="Index of the GPU for the engine `cuda`")
     timeout_s: float = Field(
@@ -293,7 +321,7 @@ class DebugSettings(_Group):
     """Gradient routes under /debug."""
 
     enabled: bool = Field(False, description="Whether the routes under /debug are enabled")
-    device: str = Field(
+    device: Annotated[str, AfterValidator(_check_device)] = Field(
         "auto", description="Device for gradients, such as `auto`, `cpu`, `cuda` or `cuda:1`"
     )
     hosts: JsonList[HostName] = Field(
@@ -359,11 +387,14 @@ class AuthSettings(_Group):
 
         Raises:
             OSError: The keys file cannot be read.
-            ValueError: The keys file is invalid or writable by everybody, or two keys are equal.
+            ValueError: The keys file is invalid, without any key, or writable by everybody, or two
+                keys are equal.
         """
         keys = self.keys
         if self.keys_file is not None:
             keys += _read_keys(self.keys_file)
+            if not keys:  # everybody would have access
+                raise ValueError(f"auth.keys_file: {self.keys_file} has no API key")
         if len({key.key.get_secret_value() for key in keys}) < len(keys):
             raise ValueError("two API keys are equal; every key must be unique")
         return keys
@@ -375,13 +406,14 @@ def _read_keys(file: Path) -> tuple[ApiKey, ...]:
         if file.stat().st_mode & stat.S_IWOTH:
             raise ValueError(f"auth.keys_file: {file} is writable by others; run chmod o-w on it")
         content = file.read_bytes().removeprefix(codecs.BOM_UTF8)
-        return TypeAdapter(tuple[ApiKey, ...]).validate_json(content)
+        keys = parse_json(content, has_unique_keys=True)
+        return TypeAdapter(tuple[ApiKey, ...]).validate_python(keys)
     except OSError as error:
         raise OSError(f"auth.keys_file: {file} cannot be read: {error.strerror}") from None
+    except JsonError as error:
+        raise ValueError(f"auth.keys_file: {file}: Invalid JSON: {error}") from None
     except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        where = "/".join(map(str, problem["loc"]))
-        raise ValueError(f"auth.keys_file: {file}: {where}: {problem['msg']}") from None
+        raise ValueError(f"auth.keys_file: {file}: {next(problems(error, 'keys'))}") from None
 
 
 class Settings(BaseSettings):
@@ -466,6 +498,7 @@ def traces_endpoint() -> str | None:
     exporter = os.environ.get("OTEL_TRACES_EXPORTER") or ""
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or ""
     base = os.environ.get("OTEL_EXPORTER_OTLP_ENDPOINT") or ""
+    source = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT" if endpoint else "OTEL_EXPORTER_OTLP_ENDPOINT"
     if not endpoint and (base or exporter == "otlp"):
         endpoint = f"{(base or 'http://localhost:4318').rstrip('/')}/v1/traces"
     is_disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
@@ -477,15 +510,16 @@ def traces_endpoint() -> str | None:
         if os.environ.get(name, supported) not in ("", supported):
             raise ValueError(f"{name}: the only supported value is {supported}")
     if not re.match(r"https?://[^/]", endpoint):
-        raise ValueError("OTEL_EXPORTER_OTLP_ENDPOINT must be a URL, such as http://localhost:4318")
+        raise ValueError(f"{source} must be a URL, such as http://localhost:4318")
     return endpoint
 
 
-def problems(error: ValidationError) -> Iterator[str]:
-    """Yield a sentence about each invalid setting, which begins with its name."""
+def problems(error: ValidationError, root: str = "settings") -> Iterator[str]:
+    """Yield a sentence about each invalid setting, which begins with its name, or with `root`."""
     for problem in error.errors(include_url=False, include_input=False):
-        where = ".".join(map(str, problem["loc"])) or "settings"
-        yield f"{where}: {problem['msg'].removeprefix('Value error, ')}"
+        where = ".".join(map(str, problem["loc"])) or root
+        message = problem["msg"].removeprefix("Value error, ")
+        yield f"{where}: {_MESSAGES.get(problem['type'], message)}"
 
 
 def table() -> list[tuple[str, str, str]]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from models.artifact import Artifact
 from models.engines import with_numpy, with_onnxruntime, with_openvino
-from models.engines.cpus import available_cpus
+from models.engines.cpus import MAX_THREADS, available_cpus
 from models.engines.engine import (
     BatchSizes,
     CompiledGraph,
@@ -128,11 +128,13 @@ def open_engine(
         cpu_runs: Runs in flight of all engines on CPU that the process uses; None: of this one.
 
     Raises:
-        EngineError: The engine is unknown or unusable, or cannot open the graph; the message gives
-            the reason.
+        EngineError: The engine is unknown or unusable, or cannot open the graph, or has more than
+            `MAX_THREADS` threads; the message gives the reason.
         ArtifactError: A file of the graph cannot be read, or its SHA-256 differs from the
             manifest's. Or the graph has weights in other files than the manifest says.
     """
+    if threads > MAX_THREADS:
+        raise EngineError(f"{threads} threads; at most 16 per CPU of this machine: {MAX_THREADS}")
     name = select_engine(artifact, name, precision)
     graph = graph_of(artifact, name, precision)
     weights = artifact.verify(graph.weights)

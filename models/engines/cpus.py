@@ -4,6 +4,9 @@ import math
 import os
 from pathlib import Path
 
+# Maximum number of threads of an engine. More cost throughput, and thousands start for minutes.
+MAX_THREADS = 16 * (os.cpu_count() or 1)
+
 
 def available_cpus(root: Path = Path("/")) -> int:
     """Return the number of CPUs in this process's affinity mask, limited by the cgroup CPU quota.

@@ -242,7 +242,8 @@ def _int8_bounds(options: argparse.Namespace) -> "QualityBounds | None":
     """Return the bounds of the int8 graph; None: there is no such graph.
 
     Raises:
-        ArtifactError: There is none, but a bound of it. Or a bound is not from 0 to 1.
+        ArtifactError: There is none, but a bound of it. Or a bound is not from 0 to 1, or is for
+            texts that are missing.
     """
     from models.export.int8.quality import QualityBounds
 
@@ -251,6 +252,8 @@ def _int8_bounds(options: argparse.Namespace) -> "QualityBounds | None":
         if not 0 <= getattr(bounds, name) <= 1:
             raise ArtifactError(f"--{name.replace('_', '-')} must be from 0 to 1")
     if options.precision == "int8":
+        if options.calibrate is None and bounds.min_recall != QualityBounds.min_recall:
+            raise ArtifactError("--min-recall is for texts of --calibrate")
         return bounds
     if bounds != QualityBounds():
         names = " and ".join(f"--{name.replace('_', '-')}" for name in _BOUNDS)

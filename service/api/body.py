@@ -69,23 +69,23 @@ async def read_inputs(
             check_count(inputs, limits.max_inputs, field, message)
         return _validate(model, body)
 
-    return await _read_and_check(request, state, check, limits.max_body_bytes)
+    return await _read_and_check(request, state, check)
 
 
-async def read_body(request: Request, state: AppState, model: type[Model], max_bytes: int) -> Model:
+async def read_body(request: Request, state: AppState, model: type[Model]) -> Model:
     """Return the validated body of a request.
 
     Raises:
         UnsupportedMedia: The content type is not application/json, or the content encoding is
             neither gzip nor identity.
-        TooLarge: The body exceeds `max_bytes`, before or after decompression.
+        TooLarge: The body exceeds `limits.max_body_bytes`, before or after decompression.
         Overloaded: The memory budget of request bodies is exceeded; see `BodyBudget`.
         BodyTimeout: The body did not arrive within `limits.body_s` seconds.
         Malformed: The body is not valid JSON, is nested too deeply, has an object with a duplicate
             key, or is not valid gzip although its content encoding is gzip.
         InvalidInput: The body is not a JSON object, or does not match the model.
     """
-    return await _read_and_check(request, state, lambda body: _validate(model, body), max_bytes)
+    return await _read_and_check(request, state, lambda body: _validate(model, body))
 
 
 def check_count(inputs: Sequence[object], limit: int, field: str, message: str) -> None:
@@ -97,7 +97,7 @@ def check_count(inputs: Sequence[object], limit: int, field: str, message: str) 
 
 
 async def _read_and_check(
-    request: Request, state: AppState, check: Callable[[dict[str, Any]], Model], max_bytes: int
+    request: Request, state: AppState, check: Callable[[dict[str, Any]], Model]
 ) -> Model:
     media_type = (header(request, "content-type") or "").partition(";")[0].strip().lower()
     if media_type != JSON:
@@ -106,6 +106,7 @@ async def _read_and_check(
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise UnsupportedMedia("the content encoding must be gzip or identity")
     cycle = cycle_of(request.receive)
+    max_bytes = state.settings.limits.max_body_bytes
     # Nearly always the server has received the whole body, which takes no time and no budget then.
     body = None
     if cycle is not None and "gzip" not in encoding:

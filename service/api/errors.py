@@ -176,7 +176,7 @@ def headers_of(error: VitrineError) -> Mapping[str, str]:
             delay_s = error.retry_after_s * random.uniform(1.0, 1.5)  # noqa: S311
             return {"Retry-After": str(min(max(1, math.ceil(delay_s)), _MAX_RETRY_S))}
         case NotReady():
-            return {"Retry-After": "1"}
+            return {"Retry-After": str(math.ceil(error.retry_after_s))}
         case _:
             return {}
 

@@ -40,8 +40,6 @@ from service.inference.registry.shadow import compare_versions
 
 router = APIRouter()
 
-_MAX_BODY_BYTES = 2**20
-
 
 @router.get(
     "/info",
@@ -131,7 +129,7 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     a restart serves the configured artifacts. A load that is not complete at the deadline of the
     request is cancelled.
     """
-    body = await read_body(request, state, LoadRequest, _MAX_BODY_BYTES)
+    body = await read_body(request, state, LoadRequest)
     if problem := name_problem(name):
         raise InvalidInput(f"a name {problem}")
     for index, alias in enumerate(body.aliases or ()):

@@ -111,9 +111,19 @@ class InferenceFailed(VitrineError):
 
 
 class NotReady(VitrineError):
-    """The model is loading or closed, or its engine has stopped."""
+    """The model is loading or closed, or its engine has stopped.
+
+    Args:
+        detail: See `VitrineError`.
+        retry_after_s: Seconds until a retry can succeed.
+        code: See `VitrineError`.
+    """
 
     code = "not_ready"
+
+    def __init__(self, detail: str, retry_after_s: float = 1.0, *, code: str | None = None) -> None:
+        super().__init__(detail, code=code)
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(VitrineError):

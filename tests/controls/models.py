@@ -646,8 +646,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry/served_models.py",
-        "if name_problem(path.name) is None]",
-        "]",
+        "if problem := name_problem(path.name):",
+        "if problem := None:",
         "tests/service/inference/registry/test_registry.py::"
         "test_folders_whose_names_are_invalid_are_skipped_and_logged_once",
     ),

@@ -56,7 +56,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry/registry.py",
-        "        if self._clock.now() < entry.retry_at:\n",
+        "        if (retry_after_s := entry.retry_at - self._clock.now()) > 0:\n",
         "        if False:\n",
         f"{_I}registry/test_registry.py::test_failed_load_on_demand_is_reported_and_tried_again",
     ),

@@ -382,6 +382,11 @@ def test_closing_a_table_keeps_it_for_the_run_in_flight(monkeypatch: pytest.Monk
     assert engine.runs == ()
 
 
+def test_thousands_of_threads_are_refused(artifact: Artifact) -> None:
+    with pytest.raises(EngineError, match="at most 16 per CPU of this machine"):
+        open_engine(artifact, "onnxruntime", threads=100_000)
+
+
 def test_single_threaded_engine_compiles_the_graph_once(artifact: Artifact) -> None:
     engine = open_engine(artifact, threads=1)
     assert engine.streams == 1

@@ -144,23 +144,29 @@ def test_escape_sequences_of_a_label_are_not_printed(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "problem"),
+    ("arguments", "variables", "problem"),
     [
-        (["a", "b", "c"], "3 texts; give two, or one to label"),
-        (["a", "b", "--model", "./no-such-folder"], "no-such-folder does not exist"),
-        (["a", "b", "--by", "letters"], "invalid choice: 'letters'"),
-        (["a", "b", "--model", ""], "vitrine explain: path: must not be empty"),
-        (["a", "b"], "vitrine explain: engine.threads: Input should be a valid integer"),
+        (["a", "b", "c"], {}, "3 texts; give two, or one to label"),
+        (["a", "b", "--model", "./no-such-folder"], {}, "no-such-folder does not exist"),
+        (["a", "b", "--by", "letters"], {}, "invalid choice: 'letters'"),
+        (["a", "b", "--model", ""], {}, "vitrine explain: path: must not be empty"),
+        (
+            ["a", "b"],
+            {"VITRINE_ENGINE__THREADS": "many"},
+            "engine.threads: Input should be a valid",
+        ),
+        (["a", "b"], {"VITRINE_ENGIN__THREADS": "1"}, "did you mean VITRINE_ENGINE__THREADS?"),
     ],
 )
 def test_wrong_arguments_and_settings_are_named(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     arguments: list[str],
+    variables: dict[str, str],
     problem: str,
 ) -> None:
-    if arguments == ["a", "b"]:
-        monkeypatch.setenv("VITRINE_ENGINE__THREADS", "many")
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
     try:
         status = commands.main(["explain", *arguments])
     except SystemExit as error:

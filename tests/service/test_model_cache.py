@@ -549,12 +549,13 @@ def test_export_killed_before_any_change_of_a_file_leaves_nothing_that_a_later_s
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only: reads /proc")
-def test_stopped_start_ends_its_export(folder: Path, cache: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_stopped_start_ends_its_export(folder: Path, cache: Path, number: signal.Signals) -> None:
     with process("-m", "service", str(folder), **cache_in(cache)) as started:
         lines_until(started, "INFO Reading")
         child = child_of(started.pid)
-        started.terminate()
+        started.send_signal(number)
         status, errors = outcome(started)
-    assert status == 128 + signal.SIGTERM
+    assert status == 128 + number
     assert has_ended(child)
     assert "ERROR" not in errors

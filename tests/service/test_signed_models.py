@@ -375,6 +375,8 @@ def test_commands_require_the_signer_that_the_service_requires(
     [
         ("VITRINE_MODELS__VERIFY", "", "VITRINE_MODELS__VERIFY is empty"),
         ("VITRINE_MODELS", "signer.pem", "VITRINE_MODELS, or a variable that it begins, is"),
+        ("VITRINE_MODELS__VERIFI", "signer.pem", "did you mean VITRINE_MODELS__VERIFY?"),
+        ("VITRINE_MODEL__VERIFY", "signer.pem", "did you mean VITRINE_MODELS__VERIFY?"),
     ],
 )
 def test_commands_refuse_a_variable_of_the_signer_that_names_no_file(

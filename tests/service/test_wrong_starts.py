@@ -87,11 +87,17 @@ SETTINGS: dict[str, Start] = {
     "option": ("tiny --server.prot 1", {}, "did you mean --server.port?"),
     "precision": ("tiny --engine.precision int4", {}, "should be 'float32', 'float16', 'bfloat16'"),
     "engine": ("tiny --engine.name tensorrt", {}, "engines: auto, cuda, onnxruntime, openvino"),
+    "threads": ("tiny --engine.threads 99999", {}, "engine.threads: Input should be less than or"),
     "no GPU": ("tiny --engine.name cuda", {}, "CPUs only; uninstall it and install Vitrine with"),
     "half": ("tiny --engine.precision float16", {}, "openvino in float16 is not usable: it suppor"),
     "used port": ("tiny --server.port USED", {}, "already in use; choose another with --server.po"),
     "port": ("tiny --server.port 80000", {}, "server.port: Input should be less than or equal to"),
     "host": ("tiny --server.host 192.0.2.1", {}, "requested address; choose another with --server"),
+    "host name": (
+        "tiny --server.host a..b",
+        {},
+        "port 0 of a..b cannot be opened: Invalid host name",
+    ),
     "no keys": (
         "tiny --auth.keys_file no.json",
         {},
@@ -99,21 +105,48 @@ SETTINGS: dict[str, Start] = {
     ),
     "open keys": ("tiny --auth.keys_file keys.json", {}, "writable by others; run chmod o-w on it"),
     "short key": ("tiny", keys("short"), "auth.keys.0.key: a key must have at least 16 printable"),
+    "duplicate key": (
+        "",
+        {"VITRINE_MODELS__SERVED": '[{"path": "tiny", "name": "a", "name": "b"}]'},
+        "models.served: invalid JSON (an object has a duplicate key)",
+    ),
+    "no list": ("", {"VITRINE_MODELS__SERVED": "{}"}, "models.served: Input should be a list"),
+    "no object": (
+        "",
+        {"VITRINE_MODELS__SERVED": "tiny"},
+        "models.served.0: Input should be an obj",
+    ),
     "equal keys": ("tiny", keys("k" * 16, "k" * 16), "are equal; every key must be unique"),
     "gradients": (
         "tiny --server.host 0.0.0.0 --debug.enabled true",
         {},
         "set API keys, or set debug.enabled to false",
     ),
+    "device": ("tiny --debug.device gpu", {}, "debug.device: must be auto, or a device of PyTorch"),
     "route": ("tiny --model.name rerank", {}, "is ambiguous in paths under /tei: the last part"),
     "traces": (
         "tiny",
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1]", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
         "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf",
     ),
+    "propagator": ("tiny", {"OTEL_PROPAGATORS": "b4"}, "OTEL_PROPAGATORS: Propagator b4 not found"),
+    "any host": ("tiny --server.hosts *", {}, "server.hosts.0: must be a host as in the header Ho"),
+    "URL": ("tiny --server.hosts http://a", {}, "server.hosts.0: must be a host as in the header"),
+    "IPv6": ("tiny --server.hosts ::1", {}, "server.hosts.0: must be a host as in the header Host"),
+    "debug hosts": ("tiny --debug.hosts *", {}, "debug.hosts.0: must be a host as in the header H"),
     "origin": (
         "tiny",
         {"VITRINE_SERVER__CORS_ORIGINS": '["https://app.example/"]'},
+        "server.cors_origins.0: must be an origin as browsers send it",
+    ),
+    "origins": (
+        "tiny --server.cors_origins https://*.app.example",
+        {},
+        "server.cors_origins.0: must be an origin as browsers send it",
+    ),
+    "origin with a port": (
+        "tiny --server.cors_origins https://app.example:443",
+        {},
         "server.cors_origins.0: must be an origin as browsers send it",
     ),
     "origin in upper case": (
@@ -124,6 +157,7 @@ SETTINGS: dict[str, Start] = {
     "one name": ("--models.folder . --model.name e5", {}, "model.name is the name of model.path"),
     "names": ("--model.name e5", served("artifact"), "model.name is the name of model.path alone"),
     "two settings": ("tiny --models.folder .", {}, "models.folder and models.served are exclusive"),
+    "two models": ("tiny --model.path gpt2", {}, "MODEL and --model.path are the same option"),
     "no artifacts": ("--models.folder onnx", {}, "onnx has no folder with an artifact of vitrine-"),
 }
 MODELS: dict[str, Start] = {

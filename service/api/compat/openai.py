@@ -43,7 +43,7 @@ def _input_tag(value: object) -> str | None:
     Without a tag, pydantic would try all union members, which takes seconds on large bodies.
     """
     if isinstance(value, list):
-        tags = {list: "rows", int: "row"}
+        tags = {list: "rows", int: "row", float: "row"}
         return tags.get(type(value[0]), "texts") if value else "texts"
     return "text" if isinstance(value, str) else None
 

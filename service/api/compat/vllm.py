@@ -193,12 +193,12 @@ async def score(request: Request, state: State) -> Response:
 
     The score is that of a reranker, or the similarity of vectors that the model declares.
     """
-    limits = state.settings.limits
-    body = await read_body(request, state, VLLMScoreRequest, limits.max_body_bytes)
+    body = await read_body(request, state, VLLMScoreRequest)
     with renamed(body.names()):
         if isinstance(body.documents, list):
             message = "{} documents; the limit is {}"
-            check_count(body.documents, limits.max_inputs, "documents", message)
+            limit = state.settings.limits.max_inputs
+            check_count(body.documents, limit, "documents", message)
         model, options = await lease_with_options(request, state, body.model)
         work = model.score(body.queries, body.documents, **options)
         result = await cancel_on_disconnect(request, work)

@@ -22,8 +22,6 @@ from service.inference.explain.terms import DISTANCES
 
 Body = TypeVar("Body", bound=ModelRequest)
 
-_MAX_BODY_BYTES = 2**20
-
 
 @dataclass(frozen=True)
 class GradientRoute(Generic[Body]):
@@ -73,7 +71,7 @@ class GradientRoute(Generic[Body]):
         """Add the route to a router."""
 
         async def endpoint(request: Request, state: State) -> Response:
-            body = await read_body(request, state, self.request, _MAX_BODY_BYTES)
+            body = await read_body(request, state, self.request)
             model = await state.lease(request, body.model)
             kind = self.kind_for(model.artifact.manifest)
             return await self.handler(body, Call(request, state, model, kind))

@@ -385,8 +385,8 @@ class ModelRegistry:
         Raises:
             NotReady: The model cannot be loaded.
         """
-        if self._clock.now() < entry.retry_at:
-            raise _load_error()
+        if (retry_after_s := entry.retry_at - self._clock.now()) > 0:
+            raise _load_error(retry_after_s)
         waiting: asyncio.Future[Lease | None] = asyncio.get_running_loop().create_future()
         entry.waiting.append(waiting)
         if entry.loading is None:
@@ -414,7 +414,7 @@ class ModelRegistry:
             entry.retry_at = self._clock.now() + _RETRY_S
             for waiting in entry.waiting:
                 if not waiting.done():
-                    waiting.set_exception(_load_error())
+                    waiting.set_exception(_load_error(_RETRY_S))
         finally:
             entry.answer()
             entry.loading = None
@@ -455,5 +455,5 @@ class ModelRegistry:
         self._names = others | dict.fromkeys((entry.name, *entry.spec.aliases), entry.name)
 
 
-def _load_error() -> NotReady:
-    return NotReady("the model cannot be loaded; see the log", code="load_failed")
+def _load_error(retry_after_s: float) -> NotReady:
+    return NotReady("the model cannot be loaded; see the log", retry_after_s, code="load_failed")

@@ -38,17 +38,31 @@ class ModelSpec:
 def specs_in(folder: Path, options: ModelOptions) -> list[ModelSpec]:
     """Return the models of the artifacts in a folder, each with the name of its own folder.
 
-    Hidden folders, and folders without a manifest, are ignored. Folders whose name cannot be that
-    of a model are skipped, and logged the first time.
+    Hidden folders, and folders without a manifest, are ignored. Those that cannot be read, or whose
+    name cannot be that of a model, are skipped, and logged the first time.
 
     Raises:
-        ArtifactError: The folder has no artifact.
+        ArtifactError: The folder cannot be read, or has no artifact.
     """
-    found = sorted(path.parent for path in folder.glob(f"[!.]*/{MANIFEST}"))
-    paths = [path for path in found if name_problem(path.name) is None]
-    for path in found:
-        if path not in paths:
-            _log_skipped(path)
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise ArtifactError(f"{folder} cannot be read: {error.strerror}") from error
+    paths = []
+    for path in entries:
+        if path.name.startswith("."):
+            continue
+        try:
+            (path / MANIFEST).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            _log_skipped(path, f"it cannot be read: {error.strerror}")
+            continue
+        if problem := name_problem(path.name):
+            _log_skipped(path, f"its name {problem}")
+        else:
+            paths.append(path)
     if not paths:
         raise ArtifactError(f"{folder} has no folder with an artifact of vitrine-export")
     return [ModelSpec(path=path, options=replace(options, name=path.name)) for path in paths]
@@ -66,10 +80,8 @@ def read_artifact(spec: ModelSpec) -> tuple[Artifact, int]:
 
 
 @lru_cache(maxsize=1024)  # a watched folder is read again and again
-def _log_skipped(path: Path) -> None:
-    log.error(
-        "skipping the artifact %s: its name %s", printable(str(path)), name_problem(path.name)
-    )
+def _log_skipped(path: Path, problem: str) -> None:
+    log.error("skipping the folder %s: %s", printable(str(path)), problem)
 
 
 @dataclass(frozen=True)

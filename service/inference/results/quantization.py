@@ -120,8 +120,7 @@ def make_quantizer(
     if normalize not in (None, manifest.normalize):
         unit = "of unit length" if manifest.normalize else "not normalised"
         raise _calibration_error(
-            f"{dtype} needs vectors that are {unit}: the model is calibrated for its own setting "
-            "of normalize"
+            f"{dtype} needs vectors that are {unit}, for which the model is calibrated"
         )
     # Vectors that are not normalised after their truncation are the start of those of full width.
     is_start = not manifest.normalize or (truncate_dim is not None and normalize is None)
@@ -132,8 +131,7 @@ def make_quantizer(
         calibrated = ", ".join(map(str, ranges))
         raise _calibration_error(
             f"{dtype} has no ranges for {width} normalised dimensions; calibrated: {calibrated}; "
-            "truncate_dim without normalize can have any number, and vitrine-export --calibrate "
-            "calibrates the model's matryoshka_dimensions"
+            "vitrine-export --calibrate adds the model's matryoshka_dimensions"
         )
     return Quantizer(dtype, width, ranges[width])
 

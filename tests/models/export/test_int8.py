@@ -523,6 +523,14 @@ def test_bounds_of_int8_that_are_no_shares_are_refused(
     assert "--min-recall must be from 0 to 1" in capsys.readouterr().err
 
 
+def test_bound_of_recall_without_texts_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["model", "--out", str(tmp_path / "out"), "--precision=int8"]
+    assert main([*arguments, "--min-recall=0.99"]) == 1
+    assert "--min-recall is for texts of --calibrate" in capsys.readouterr().err
+
+
 @needs_int8
 def test_quality_below_a_bound_fails_and_names_the_costliest_layers(
     arguments_of_int8: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -573,7 +581,7 @@ def test_export_refuses_a_graph_whose_check_is_below_the_bound(
     spec = OUTPUTS["pooled"]
     bounds = {**spec.bounds, "int8": Agreement(1.1, 0.1)}
     monkeypatch.setitem(OUTPUTS, "pooled", replace(spec, bounds=bounds))
-    assert main([*arguments_of_int8, "--min-cosine=0", "--min-recall=0"]) == 1
+    assert main([*arguments_of_int8, "--min-cosine=0"]) == 1
     captured = capsys.readouterr()
     sentence = r"worst cosine of the check's pooled is \d\.\d{4} \(1\.1 required\), and their worst"
     assert re.search(sentence, captured.err)

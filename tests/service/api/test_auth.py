@@ -164,17 +164,48 @@ def test_key_file_mounted_as_a_secret_is_read(tmp_path: Path, mode: int) -> None
 @pytest.mark.parametrize("key", ["", "short", "long-enough-but-a-newline\n", "mit-Umlaut-üüüüüüü"])
 def test_key_unfit_for_a_header_is_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(
-        ValueError, match=r"keys.json: 0/key: .*at least 16 printable ASCII"
+        ValueError, match=r"keys.json: 0.key: .*at least 16 printable ASCII"
     ) as error:
         AuthSettings(keys_file=key_file(tmp_path, key=key)).all_keys()
     assert not key or key not in str(error.value)
 
 
-def test_key_file_with_invalid_json_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[{]", "Expecting"),
+        (
+            f'[{{"name": "a", "key": "{KEYS["encode"]}", "name": "b"}}]',
+            "an object has a duplicate key",
+        ),
+    ],
+)
+def test_key_file_with_invalid_json_is_named(tmp_path: Path, content: str, problem: str) -> None:
     file = key_file(tmp_path)
-    file.write_text("[{]")
-    with pytest.raises(ValueError, match=r"auth.keys_file: .*keys.json: .*Invalid JSON"):
+    file.write_text(content)
+    with pytest.raises(
+        ValueError, match=rf"auth.keys_file: .*keys.json: .*Invalid JSON: {problem}"
+    ):
         AuthSettings(keys_file=file).all_keys()
+
+
+def test_error_of_a_key_file_names_types_of_json(tmp_path: Path) -> None:
+    file = key_file(tmp_path)
+    for content, problem in (
+        ("{}", "keys: Input should be a list"),
+        ("[1]", "0: Input should be an"),
+    ):
+        file.write_text(content)
+        with pytest.raises(ValueError, match=rf"keys.json: {problem}"):
+            AuthSettings(keys_file=file).all_keys()
+
+
+def test_key_file_without_a_key_does_not_open_the_service(tmp_path: Path) -> None:
+    file = key_file(tmp_path)
+    file.write_text("[]")
+    with pytest.raises(ValueError, match=r"auth.keys_file: .*keys.json has no API key"):
+        AuthSettings(keys_file=file).all_keys()
+    assert AuthSettings(keys=(api_key("encode"),), keys_file=file).all_keys()
 
 
 def test_duplicate_key_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from service.app import create_app
-from service.settings import LimitSettings, Settings
+from service.settings import DebugSettings, LimitSettings, Settings
 from tests.serving import serving
 
 JSON = {"Content-Type": "application/json"}
@@ -157,11 +157,13 @@ def test_body_over_the_limit_returns_413_with_and_without_content_length(
     settings: Settings,
 ) -> None:
     limits = LimitSettings(max_body_bytes=1_000)
-    with serving(create_app(settings.model_copy(update={"limits": limits}))) as client:
+    debug = DebugSettings(enabled=True, hosts=("testserver",))
+    update = {"limits": limits, "debug": debug}
+    with serving(create_app(settings.model_copy(update=update))) as client:
         body = json.dumps({"inputs": ["word"] * 500}).encode()
         chunks = (body[i : i + 100] for i in range(0, len(body), 100))
-        for content in (body, chunks):
-            response = client.post("/encode", content=content, headers=JSON)
+        for path, content in (("/encode", body), ("/encode", chunks), ("/debug/flow", body)):
+            response = client.post(path, content=content, headers=JSON)
             assert (response.status_code, response.json()["code"]) == (413, "too_large")
         assert_still_works(client)
 

@@ -229,7 +229,7 @@ def test_public_address_with_keys_logs_no_warning_and_a_curl_command_with_a_key(
         ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is not a setting"),
         ({"VITRINE_ENGINE__PRECISION": "int4"}, "engine.precision: Input should be 'float32'"),
         ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "/nowhere cannot be read: No such file or dir"),
-        ({"VITRINE_AUTH__KEYS": "[{"}, "auth.keys: not JSON"),
+        ({"VITRINE_AUTH__KEYS": "[{"}, "auth.keys: invalid JSON"),
         ({"VITRINE_MODEL__PATH": "/nowhere"}, "the folder /nowhere does not exist"),
         ({"VITRINE_MODEL": "x"}, "those of its group are VITRINE_MODEL__NAME"),
     ],

@@ -66,6 +66,20 @@ def test_port_closes_and_process_exits_after_the_drain_period(small_artifact: Ar
         assert is_port_closed(url)
 
 
+def test_service_without_standard_input_stops_with_status_0(small_artifact: Artifact) -> None:
+    code = (
+        "import os, sys; os.close(0); os.execv(sys.executable, [sys.executable, '-m', 'service'])"
+    )
+    with process(
+        *("-c", code),
+        VITRINE_MODEL__PATH=str(small_artifact.path),
+        VITRINE_SERVER__DRAIN_S="0",
+    ) as started:
+        url_of(started)
+        started.send_signal(signal.SIGTERM)
+        assert outcome(started)[0] == 0
+
+
 async def test_two_hundred_requests_in_flight_are_completed_at_shutdown(
     small_artifact: Artifact, client: TestClient, tmp_path: Path
 ) -> None:

@@ -632,7 +632,11 @@ def test_missing_extra_stops_the_start_and_is_named(small_artifact: Artifact) ->
         ({"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, "OTEL_EXPORTER_OTLP_PROTOCOL"),
         ({"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/json"}, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"),
         ({"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318"}, "must be a URL"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "127.0.0.1:4318"}, "OTEL_EXPORTER_OTLP_ENDPOINT must be"),
+        (
+            {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "a:1"},
+            "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT must be",
+        ),
     ],
 )
 def test_unsupported_variable_stops_the_start(

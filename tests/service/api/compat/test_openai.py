@@ -137,6 +137,11 @@ def test_a_row_of_ids_is_one_input(client: TestClient) -> None:
     assert response.json()["error"]["message"].startswith("input/1: ")
 
 
+def test_a_number_that_is_no_token_id_is_named_as_such(client: TestClient) -> None:
+    response = client.post("/v1/embeddings", json={"model": MODEL, "input": [1e2]})
+    assert response.json()["error"]["message"] == "input 0: Input should be a valid integer"
+
+
 def test_an_input_that_is_wrong_is_named(peer: openai.OpenAI) -> None:
     import openai
 

@@ -23,6 +23,7 @@ from models.artifact import Artifact
 from models.engines import weight_bytes
 from models.identity import identity_of
 from models.manifest import MANIFEST, SOURCE, ArtifactError
+from service.api.errors import headers_of
 from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
@@ -343,13 +344,16 @@ async def test_failed_load_on_demand_is_reported_and_tried_again(
         with pytest.raises(NotReady, match="cannot be loaded; see the log") as caught:
             await registry.lease("b")
         assert caught.value.code == "load_failed"
+        assert headers_of(caught.value) == {"Retry-After": "10"}
         assert "cannot load the model b" in caplog.text
         (folder / "model.onnx").write_bytes(graph)
         (await registry.lease("a")).release()
-        with pytest.raises(NotReady, match="cannot be loaded; see the log"):
+        await clock.advance(3.5)
+        with pytest.raises(NotReady, match="cannot be loaded; see the log") as caught:
             await registry.lease("b")
+        assert headers_of(caught.value) == {"Retry-After": "7"}
         assert registry.statuses()[0].model is not None  # the failed load did not unload it again
-        await clock.advance(10)
+        await clock.advance(6.5)
         (await registry.lease("b")).release()
 
 
@@ -863,6 +867,15 @@ def test_folders_whose_names_are_invalid_are_skipped_and_logged_once(
     assert len(messages) == len(bad)
     assert all(message.isprintable() for message in messages)
     assert r"a\nCRITICAL b\x1b[31m: its name must have printable characters only" in caplog.text
+
+
+def test_folder_that_cannot_be_read_is_skipped_and_logged(
+    small_artifact: Artifact, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(small_artifact.path, tmp_path / "good")
+    (tmp_path / "loop").symlink_to("loop")
+    assert [spec.options.name for spec in specs_in(tmp_path, ONE_THREAD)] == ["good"]
+    assert f"skipping the folder {tmp_path / 'loop'}: it cannot be read: Too many" in caplog.text
 
 
 @pytest.mark.parametrize("place", ["name", "alias", "manifest"])
