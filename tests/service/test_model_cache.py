@@ -547,7 +547,16 @@ def test_export_killed_before_any_change_of_a_file_leaves_nothing_that_a_later_s
     assert len(exports) == 1
 
 
+@pytest.fixture
+def sighup_not_ignored() -> Iterator[None]:
+    """Undo what `nohup` does to the tests, and to the processes that they start."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, previous)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("sighup_not_ignored")
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="Linux only: reads /proc")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_stopped_start_ends_its_export(folder: Path, cache: Path, number: signal.Signals) -> None:
