@@ -89,8 +89,8 @@ def _check_propagators() -> None:
 
 
 def _prepare_streams() -> None:
-    """Make standard output and error accept any text, and standard input no other file."""
-    if sys.stdin is None:  # closed; libuv refuses to close its own files at this place
+    """Open closed streams as `/dev/null`, and make standard output and error accept any text."""
+    if sys.stdin is None:  # closed; its descriptor would be that of another file
         os.open(os.devnull, os.O_RDONLY)
     for stream in ("stdout", "stderr"):
         if getattr(sys, stream) is None:  # closed, as by `>&-`

@@ -17,13 +17,7 @@ from service.inference.explain.options import By, Deletion
 from service.inference.explain.pictures import result_name_of
 from service.inference.model.sync_model import SyncModel
 from service.logs import configure
-from service.settings import (
-    ModelSettings,
-    ModelsSettings,
-    Settings,
-    from_command_line,
-    problems,
-)
+from service.settings import ModelSettings, ModelsSettings, Settings, from_command_line, problems
 
 # Backgrounds of xterm's palette for effects that lower and that raise a score, weak ones first.
 _LOWERS, _RAISES = (195, 153, 117, 75, 39), (230, 223, 216, 215, 208)

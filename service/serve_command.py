@@ -55,8 +55,7 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, argparse.Namespace]:
     """Return the settings, and the options `check` and `refresh`.
 
     Raises:
-        ValueError: Any error of `from_command_line`, or a model is named twice
-            or beside several.
+        ValueError: Any error of `from_command_line`, or a model is named twice or beside several.
         SystemExit: `--help` was requested, or an option is unknown.
     """
     parser = _Parser("vitrine-serve", description="Serve models over HTTP.")

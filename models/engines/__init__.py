@@ -134,7 +134,9 @@ def open_engine(
             manifest's. Or the graph has weights in other files than the manifest says.
     """
     if threads > MAX_THREADS:
-        raise EngineError(f"{threads} threads; at most 16 per CPU of this machine: {MAX_THREADS}")
+        raise EngineError(
+            f"threads is {threads}; at most 16 per CPU of this machine are allowed: {MAX_THREADS}"
+        )
     name = select_engine(artifact, name, precision)
     graph = graph_of(artifact, name, precision)
     weights = artifact.verify(graph.weights)

@@ -1,7 +1,6 @@
 """Request bodies: reading, decompression, parsing and validation."""
 
 import asyncio
-import json
 import re
 import time
 import zlib
@@ -13,7 +12,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from models.json_reader import JsonError, check_depth
+from models.json_reader import JsonError, check_depth, parse_json
 from service.api.body_budget import FREE_BYTES
 from service.api.errors import BodyTimeout, Malformed, UnsupportedMedia
 from service.api.headers import header
@@ -156,17 +155,12 @@ def _parse(body: bytes | bytearray) -> dict[str, Any]:
         # orjson keeps the last of duplicate keys, while another parser may keep the first. The slow
         # check is needed only if the body has more keys than the outer object has members.
         if sum(1 for _ in _KEY.finditer(body)) > len(parsed):
-            json.loads(body, object_pairs_hook=_reject_equal_keys)
+            parse_json(body, has_unique_keys=True)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None
     except JsonError as error:
         raise Malformed(f"the body cannot be read: {error}") from None
     return parsed
-
-
-def _reject_equal_keys(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
-        raise Malformed("the body has a duplicate key")
 
 
 async def _read(request: Request, max_bytes: int, reserve: Callable[[int], None]) -> bytearray:

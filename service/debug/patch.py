@@ -151,9 +151,9 @@ def _patches(
             )
         if problem is not None:
             raise InvalidInput(
-                f"{problem}; without a list of positions, both must have as many, with the same "
-                "use. Set positions to pairs: an index in tokens, and the index in source_tokens "
-                "of its replacement",
+                f"{problem}; without a list of positions, both must have equally many tokens, with "
+                "the same of them attended to, pooled and skipped. Set positions to pairs: an "
+                "index in tokens, and the index in source_tokens of its replacement",
                 code="token_counts",
                 pointer="/positions",
             )

@@ -9,7 +9,7 @@ GUARDS = (
     # Request bodies.
     Guard(
         "service/api/body.py",
-        "            json.loads(body, object_pairs_hook=_reject_equal_keys)\n",
+        "            parse_json(body, has_unique_keys=True)\n",
         "            pass\n",
         f"{_T}test_bad_input.py::test_malformed_json_returns_400",
     ),

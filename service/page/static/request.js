@@ -37,9 +37,9 @@ export async function ask(path, body, key, signal) {
     throw new Problem(`The service returned status ${response.status} with a body that is not JSON`);
   });
   if (!response.ok) {
-    // The detail names a header.
-    const needsKey = response.status === 401 && !key && "The service needs an API key: enter it above";
-    const message = (needsKey || result.detail || `The service returned status ${response.status}`).replace(/\.$/, "");
+    // The service's sentence about a missing key asks for a header; the page has a field.
+    const detail = response.status === 401 && !key ? "The service needs an API key: enter it above" : result.detail;
+    const message = (detail || `The service returned status ${response.status}`).replace(/\.$/, "");
     throw new Problem(message, result.pointer, null, [401, 403].includes(response.status));
   }
   return withNonfinite(result);
