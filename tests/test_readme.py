@@ -3,6 +3,7 @@
 import json
 import re
 import threading
+from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import get_args
@@ -16,6 +17,7 @@ from models.artifact import Artifact
 from service.api.compat import openai
 from service.app import create_app
 from service.settings import EngineSettings, ModelSettings, Scope, Settings, table, variable
+from tests.eventually import eventually
 from tests.serving import flat_routes, serving
 
 ROOT = Path(__file__).parents[1]
@@ -132,14 +134,17 @@ def test_request_path_lists_the_files_of_a_real_request_in_order(
     artifact: Artifact,
 ) -> None:
     crossed: list[str] = []
+    running: Counter[int] = Counter()  # own functions that run, by thread
     is_tracing = threading.Event()
 
-    def trace(frame: FrameType, _event: str, _argument: object) -> None:
+    def trace(frame: FrameType, event: str, _argument: object) -> None:
         path = Path(frame.f_code.co_filename)
-        if is_tracing.is_set() and path.is_relative_to(ROOT):
+        if event in ("call", "return") and path.is_relative_to(ROOT):
             name = str(path.relative_to(ROOT))
-            if name.startswith(("models/", "service/")) and name not in crossed:
-                crossed.append(name)
+            if name.startswith(("models/", "service/")):
+                running[threading.get_ident()] += 1 if event == "call" else -1
+                if is_tracing.is_set() and name not in crossed:
+                    crossed.append(name)
 
     settings = Settings(model=ModelSettings(path=artifact.path), engine=EngineSettings(threads=1))
     body = {"inputs": ["The cat sat on the mat."]}
@@ -147,6 +152,7 @@ def test_request_path_lists_the_files_of_a_real_request_in_order(
     try:
         with serving(create_app(settings, on_fatal=pytest.fail)) as client:
             assert client.post("/encode", json=body).status_code == 200
+            eventually(lambda: not any(running.values()))  # the engine's thread ends after it
             is_tracing.set()
             assert client.post("/encode", json=body).status_code == 200
             is_tracing.clear()
