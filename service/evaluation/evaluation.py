@@ -47,6 +47,7 @@ from service.evaluation.measures import Measure, means, measure
 from service.evaluation.ranking import Rankings, VectorFiles, VectorSpace, rank
 from service.evaluation.server import ServerJob, encode_on_server
 from service.inference.results.quantization import make_quantizer
+from service.inference.results.vectors import VectorOptions
 
 _PAIRS = pa.schema(
     [pa.field(name, pa.string()) for name in ("query_id", "document_id", "query", "text")]
@@ -226,7 +227,7 @@ def _rank(
         calibration = read_calibration(artifact)
         dtype = cast(OutputDtype, job.dtype)
         quantizer = make_quantizer(
-            *(dtype, artifact.manifest, calibration), *(job.dimensions, None, None)
+            dtype, artifact.manifest, calibration, VectorOptions(job.dimensions)
         )
     folder = options.folder
     documents = VectorFiles(folder / "documents", texts.document_ids, _kind(job), quantizer)

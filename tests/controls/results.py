@@ -430,7 +430,7 @@ GUARDS = (
         f"{_T}test_inference_free.py::test_failing_document_has_its_own_index",
     ),
     Guard(
-        "service/inference/model/model.py",
+        "service/inference/model/encoding.py",
         "needs_engine=not rules.looks_up",
         "needs_engine=True",
         f"{_T}test_inference_free.py::test_queries_need_neither_engine_nor_queue",

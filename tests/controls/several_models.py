@@ -204,9 +204,9 @@ GUARDS = (
         f"{_T}test_models.py::test_shadow_comparison_decides_about_the_swap",
     ),
     Guard(
-        "service/inference/model/model.py",
-        "target.map(vectors), None, target.info.normalizes",
-        "target.map(vectors), None, True",
+        "service/inference/model/encoding.py",
+        "space.map(vectors), None, space.info.normalizes",
+        "space.map(vectors), None, True",
         "tests/service/evaluation/test_migration.py::"
         "test_second_space_of_a_model_without_unit_length",
     ),
@@ -378,7 +378,7 @@ GUARDS = (
         f"{_T}test_hybrid.py::test_one_request_gives_all_outputs",
     ),
     Guard(
-        "service/inference/results/vectors.py",
+        "service/inference/model/encoding.py",
         " & ~np.isin(ids, rules.unweighted)",
         "",
         f"{_T}test_hybrid.py::test_one_request_gives_all_outputs",

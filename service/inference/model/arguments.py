@@ -13,9 +13,10 @@ import numpy as np
 from models.quantization import OutputDtype
 from service.inference.errors import InvalidInput
 from service.inference.explain.options import Deletion, Highlights, Terms
+from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.spans import EntityLabels
-from service.inference.results.vectors import EncodeOutput
-from service.inference.tokenizing.chunking import is_integer
+from service.inference.results.vectors import EncodeOutput, VectorOptions
+from service.inference.tokenizing.chunking import Chunking, is_integer
 
 _TEXT = frozenset({str})
 _INTEGER = frozenset({int})
@@ -86,6 +87,28 @@ def explanation_of(explain: object) -> Deletion | Highlights | Terms | None:
     )
 
 
+def explanation_of_scores(
+    explain: object, chunking: object
+) -> Deletion | Highlights | Terms | None:
+    """Return how to explain scores, of chunks if `chunking` is not None; None: not.
+
+    Raises:
+        InvalidInput: An argument is invalid, or `explain` does not apply to chunks.
+    """
+    chosen = explanation_of(explain)
+    if chunking is not None:
+        check_options(chunking=chunking)
+        if chosen is not None:
+            name = "highlight" if isinstance(chosen, Highlights) else "explain"
+            raise InvalidInput(
+                f"{name} does not apply to chunks; score the text of the best chunk instead",
+                pointer=f"/{name}",
+            )
+    if isinstance(chosen, Deletion) and chosen.label is not None:
+        raise InvalidInput("label is for classify; scores have none", pointer="/explain/label")
+    return chosen
+
+
 def entity_labels(labels: object, **options: Any) -> EntityLabels | None:  # noqa: ANN401
     """Return the labels of entities without duplicates, and their options; None: no labels.
 
@@ -125,6 +148,29 @@ def pair_list(inputs: object) -> Sequence[str | tuple[str, str]]:
     if _TEXT.issuperset(map(type, items)):
         return items
     return [item if isinstance(item, str) else _pair(item, i) for i, item in enumerate(items)]
+
+
+def check_vector_options(model: LoadedModel, options: VectorOptions) -> None:
+    """Check the options of a call for vectors of the model.
+
+    Raises:
+        InvalidInput: An option is invalid, or both widths are set; `pointer` names the option.
+    """
+    check_options(**options._asdict())
+    dimensions, truncate_dim, _ = options
+    for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):
+        if value is not None and not 1 <= value <= model.width:
+            model.check_outputs(("pooled",))  # another width would not help
+            raise InvalidInput(
+                f"{name} must be from 1 to {model.width}, the model's width",
+                pointer=f"/{name}",
+                code="dimensions",
+            )
+    if dimensions is not None and truncate_dim is not None:
+        raise InvalidInput(
+            "dimensions and truncate_dim are mutually exclusive; set only one of them",
+            pointer="/truncate_dim",
+        )
 
 
 def _items(values: Any, name: str) -> Sequence[Any]:  # noqa: ANN401 - from any caller
@@ -218,6 +264,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         ("with_offsets", "add_special_tokens", "skip_special_tokens", "nested", "multi_label"),
         (_is_bool, "a bool"),
     ),
+    "chunking": (lambda value: isinstance(value, Chunking), "a Chunking"),
     "outputs": _several_of(get_args(EncodeOutput)),
     "dtype": _one_of(get_args(OutputDtype)),
     "threshold": (_is_share, "a number from 0 to 1"),

@@ -11,6 +11,7 @@ from service.inference.results.late_chunking import check_late
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.vectors import (
     Stages,
+    VectorOptions,
     Vectors,
     cost_of_lengths,
     pooled_vectors,
@@ -61,9 +62,7 @@ async def encode_chunks(
     model: LoadedModel,
     texts: Sequence[str],
     chunking: Chunking,
-    dimensions: int | None,
-    truncate_dim: int | None,
-    normalize: bool | None,
+    vector_options: VectorOptions,
     options: CallOptions,
 ) -> ChunkEmbeddings:
     """Encode texts into one vector per chunk; see `Model.encode_chunks`."""
@@ -88,8 +87,7 @@ async def encode_chunks(
 
     def convert() -> list[Vectors]:
         vectors = pooled_vectors(
-            *(chunked.vectors(manifest, results), dimensions, truncate_dim, normalize),
-            is_normalized=manifest.normalize,
+            chunked.vectors(manifest, results), vector_options, is_normalized=manifest.normalize
         )
         return chunked.by_text(vectors)
 

@@ -1,12 +1,9 @@
 """The Python API of a model: encode, classify, tag and score texts."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Unpack, cast
-
-import numpy as np
+from typing import Unpack
 
 from models.quantization import OutputDtype
 from service.inference.call_options import (
@@ -18,13 +15,15 @@ from service.inference.call_options import (
     with_instruction,
 )
 from service.inference.errors import InvalidInput
-from service.inference.explain.options import TOP_N, Deletion, Explain, Highlights, Terms
-from service.inference.model import chunk_embeddings, scoring
+from service.inference.explain.options import TOP_N, Deletion, Explain, Terms
+from service.inference.model import chunk_embeddings, encoding, scoring
 from service.inference.model.arguments import (
     USERS,
     check_options,
+    check_vector_options,
     entity_labels,
     explanation_of,
+    explanation_of_scores,
     id_lists,
     input_list,
     pair_list,
@@ -37,14 +36,13 @@ from service.inference.model.classification import Classification
 from service.inference.model.explanations import explain_labels, explain_scores
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.similarity import VectorsOfTexts, compare_all, similarity_of
-from service.inference.model.zero_shot import CandidateLabels, classify_by_candidates
+from service.inference.model.zero_shot import CandidateLabels, classify_by_candidates, texts_for
 from service.inference.results import tags
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.quantization import Quantizer, make_quantizer
 from service.inference.results.scores import Scores
 from service.inference.results.spans import EntityLabels, find_entities
 from service.inference.results.tags import Aggregation, Tags
-from service.inference.results.token_pooling import run_pooling
 from service.inference.results.vectors import (
     Embeddings,
     Encoded,
@@ -52,18 +50,13 @@ from service.inference.results.vectors import (
     MultiEmbeddings,
     SparseEmbeddings,
     TokenEmbeddings,
-    multi_embeddings,
-    pooled_vectors,
-    sparse_vectors,
-    truncate_and_normalize,
+    VectorOptions,
 )
 from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import NO_LIMITS
 from service.inference.tokenizing.rows import Span
 
 Inputs = str | Sequence[str | Sequence[int]]
-# Maximum number of tokens whose vectors or weights are selected in the event loop, in about 2 ms.
-_INLINE_TOKENS = 500
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,11 +155,11 @@ class Model(LoadedModel):
             VitrineError: Any error of `encode`, under the same conditions.
         """
         options = call_options(prompt_name, timeout_s=timeout_s, priority=priority)
-        check_options(dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize)
-        _check_chunking(chunking)
-        self._check_dimensions(dimensions, truncate_dim)
+        check_options(chunking=chunking)
+        chosen = VectorOptions(dimensions, truncate_dim, normalize)
+        check_vector_options(self, chosen)
         return await chunk_embeddings.encode_chunks(
-            *(self, text_list(texts), chunking, dimensions, truncate_dim, normalize, options)
+            self, text_list(texts), chunking, chosen, options
         )
 
     async def encode_tokens(
@@ -289,82 +282,17 @@ class Model(LoadedModel):
             VitrineError: Any error of `encode` and `encode_tokens`, under the same conditions.
         """
         call = call_options(**options)
-        check_options(
-            outputs=outputs,
-            dimensions=dimensions,
-            truncate_dim=truncate_dim,
-            normalize=normalize,
-            space=space,
-            with_offsets=with_offsets,
-        )
-        own = {"dimensions": dimensions, "truncate_dim": truncate_dim, "normalize": normalize}
-        refuse_unused(USERS, outputs, own)
-        self._check_dimensions(dimensions, truncate_dim)
-        target = default_prompt = None
+        check_options(outputs=outputs, space=space, with_offsets=with_offsets)
+        chosen = VectorOptions(dimensions, truncate_dim, normalize)
+        refuse_unused(USERS, outputs, chosen._asdict())
+        check_vector_options(self, chosen)
         if space is not None:
-            refuse_with_space(**own)
-            target = self.space(space, outputs)
-            default_prompt = target.info.prompt_name
-        outputs = tuple(dict.fromkeys(outputs))
-        items = input_list(inputs)
-        rules = self.tokenizer.rules(
-            default_prompt if call.prompt_name is None else call.prompt_name
+            refuse_with_space(**chosen._asdict())
+        target = None if space is None else self.space(space, outputs)
+        kinds = tuple(dict.fromkeys(outputs))
+        return await encoding.encode_outputs(
+            self, input_list(inputs), kinds, chosen, target, with_offsets, call
         )
-        rows, results, seconds = await self.run(
-            items,
-            len(items),
-            lambda: self.tokenizer.rows(
-                items, call.prompt_name, call.on_overflow, with_offsets, default_prompt
-            ),
-            self.graph_outputs(outputs),
-            call,
-            needs_engine=not rules.looks_up,
-        )
-
-        def convert(output: EncodeOutput, result: Sequence[Any]) -> object:
-            match output:
-                case "pooled":
-                    vectors = pooled_vectors(
-                        *(np.array(result), dimensions, truncate_dim, normalize),
-                        is_normalized=self.artifact.manifest.normalize,
-                    )
-                    if target is not None:
-                        vectors = truncate_and_normalize(
-                            target.map(vectors), None, target.info.normalizes
-                        )
-                    return Embeddings(vectors, rows, seconds)
-                case "tokens":
-                    # A view would keep the results of all requests of its batch in memory.
-                    own = [
-                        truncate_and_normalize(part, None, True) if normalize else part.copy()
-                        for part in result
-                    ]
-                    return TokenEmbeddings(own, rows, seconds)
-                case "sparse":
-                    width = self.artifact.manifest.vocab_size
-                    return SparseEmbeddings(
-                        sparse_vectors(rows, result, rules), width, rows, seconds
-                    )
-                case "multi":
-                    return multi_embeddings(
-                        rows=rows,
-                        results=result,
-                        rules=rules,
-                        seconds=seconds,
-                        is_normalized=self.artifact.manifest.normalize,
-                        normalize=normalize,
-                        deadline=call.deadline,
-                    )
-
-        def convert_all() -> Encoded:
-            pairs = zip(outputs, results, strict=True)
-            return cast(Encoded, {output: convert(output, result) for output, result in pairs})
-
-        if rules.pool_factor > 1 and "multi" in outputs:
-            return await run_pooling(convert_all)
-        is_unmapped = outputs == ("pooled",) and target is None
-        is_short = is_unmapped or sum(len(r.ids) for r in rows) <= _INLINE_TOKENS
-        return convert_all() if is_short else await asyncio.to_thread(convert_all)
 
     def similarity(self, a: VectorsOfTexts, b: VectorsOfTexts) -> Scores:
         """Return the similarity of each text of `a` with each of `b`, `(N, M)`.
@@ -410,31 +338,12 @@ class Model(LoadedModel):
             InvalidInput: The model has no pooled vectors, or no ranges for vectors of these
                 arguments (code "not_calibrated"), or the bits of a vector do not fill whole bytes.
         """
-        check_options(
-            dtype=dtype, dimensions=dimensions, truncate_dim=truncate_dim, normalize=normalize
-        )
+        check_options(dtype=dtype)
         if dtype != "float32":
             self.check_outputs(("pooled",))
-        self._check_dimensions(dimensions, truncate_dim)
-        return make_quantizer(
-            *(dtype, self.artifact.manifest, self.calibration),
-            *(dimensions, truncate_dim, normalize),
-        )
-
-    def _check_dimensions(self, dimensions: int | None, truncate_dim: int | None) -> None:
-        for name, value in (("dimensions", dimensions), ("truncate_dim", truncate_dim)):
-            if value is not None and not 1 <= value <= self.width:
-                self.check_outputs(("pooled",))  # another width would not help
-                raise InvalidInput(
-                    f"{name} must be from 1 to {self.width}, the model's width",
-                    pointer=f"/{name}",
-                    code="dimensions",
-                )
-        if dimensions is not None and truncate_dim is not None:
-            raise InvalidInput(
-                "dimensions and truncate_dim are mutually exclusive; set only one of them",
-                pointer="/truncate_dim",
-            )
+        chosen = VectorOptions(dimensions, truncate_dim, normalize)
+        check_vector_options(self, chosen)
+        return make_quantizer(dtype, self.artifact.manifest, self.calibration, chosen)
 
     async def classify(
         self,
@@ -462,7 +371,7 @@ class Model(LoadedModel):
         items = pair_list(inputs)
         chosen = explanation_of(explain)
         if candidates is not None:
-            items = texts = _texts_for(candidates, items)
+            items = texts = texts_for(candidates, items)
             if chosen is None:
                 return await classify_by_candidates(self, texts, candidates, call)
         if chosen is None:
@@ -565,7 +474,7 @@ class Model(LoadedModel):
         numbers = dict(zip(scoring.LIMITS, limits, strict=True)) | {"top_n": top_n}
         call = with_instruction(call_options(**options), instruction)
         check_options(**numbers)
-        chosen = _explanation_of_scores(explain, chunking)
+        chosen = explanation_of_scores(explain, chunking)
         if not isinstance(query, str):
             raise InvalidInput("query must be a text", pointer="/query")
         documents = [] if isinstance(documents, str) else text_list(documents, "documents")
@@ -628,7 +537,7 @@ class Model(LoadedModel):
             for name, texts in (("/queries", queries), ("/documents", documents))
         ]
         call = with_instruction(call_options(**options), instruction)
-        chosen = _explanation_of_scores(explain, chunking)
+        chosen = explanation_of_scores(explain, chunking)
         queries = text_list(queries, "queries", has_index=False)
         documents = text_list(documents, "documents")
         if not documents or len(queries) not in (1, len(documents)):
@@ -687,35 +596,3 @@ class Model(LoadedModel):
         rows = id_lists(rows)
         work = partial(self.tokenizer.decode, rows, skip_special_tokens)
         return await self.run_tokenizer(work, rows, len(rows))
-
-
-def _explanation_of_scores(
-    explain: object, chunking: object
-) -> Deletion | Highlights | Terms | None:
-    """Return how to explain scores, None: not; check both arguments."""
-    chosen = explanation_of(explain)
-    if chunking is not None:
-        _check_chunking(chunking)
-        if chosen is not None:
-            name = "highlight" if isinstance(chosen, Highlights) else "explain"
-            raise InvalidInput(
-                f"{name} does not apply to chunks; score the text of the best chunk instead",
-                pointer=f"/{name}",
-            )
-    if isinstance(chosen, Deletion) and chosen.label is not None:
-        raise InvalidInput("label is for classify; scores have none", pointer="/explain/label")
-    return chosen
-
-
-def _texts_for(candidates: object, items: Sequence[str | tuple[str, str]]) -> Sequence[str]:
-    if not isinstance(candidates, CandidateLabels):
-        raise InvalidInput("candidates must be a CandidateLabels", pointer="/candidates")
-    for index, item in enumerate(items):
-        if not isinstance(item, str):
-            raise InvalidInput("candidate_labels are for texts, not for pairs", index=index)
-    return cast(Sequence[str], items)
-
-
-def _check_chunking(chunking: object) -> None:
-    if not isinstance(chunking, Chunking):
-        raise InvalidInput("chunking must be a Chunking", pointer="/chunking")

@@ -9,6 +9,7 @@ first is entailment, which is wrong for labels such as neutral, entailment, cont
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from string import Formatter
+from typing import cast
 
 import numpy as np
 
@@ -84,6 +85,20 @@ def _is_template(template: object) -> bool:
         return False
     # Others, such as {:>999999999} or {0.__class__}, could take memory or read attributes.
     return fields in ([["", "", None]], [["0", "", None]])
+
+
+def texts_for(candidates: object, items: Sequence[str | tuple[str, str]]) -> Sequence[str]:
+    """Return the items, which must be texts, that candidate labels are for.
+
+    Raises:
+        InvalidInput: `candidates` is something else, or an item is a pair; `index` is its index.
+    """
+    if not isinstance(candidates, CandidateLabels):
+        raise InvalidInput("candidates must be a CandidateLabels", pointer="/candidates")
+    for index, item in enumerate(items):
+        if not isinstance(item, str):
+            raise InvalidInput("candidate_labels are for texts, not for pairs", index=index)
+    return cast(Sequence[str], items)
 
 
 async def classify_by_candidates(

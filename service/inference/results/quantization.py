@@ -17,6 +17,7 @@ from models.quantization import (
     quantize,
 )
 from service.inference.errors import InvalidInput
+from service.inference.results.vectors import VectorOptions
 
 _POINTER = "/output_dtype"
 
@@ -83,9 +84,7 @@ def make_quantizer(
     dtype: OutputDtype,
     manifest: Manifest,
     calibration: Calibration | None,
-    dimensions: int | None,
-    truncate_dim: int | None,
-    normalize: bool | None,
+    options: VectorOptions,
 ) -> Quantizer:
     """Return the quantizer for vectors that a call of `Model.encode` returns.
 
@@ -93,14 +92,13 @@ def make_quantizer(
         dtype: Dtype of the codes.
         manifest: Description of the model.
         calibration: Ranges of the model's vectors; None: not calibrated.
-        dimensions: Argument of the call.
-        truncate_dim: Argument of the call.
-        normalize: Argument of the call.
+        options: Options of the call.
 
     Raises:
         InvalidInput: There are no ranges for such vectors, or the bits of a vector do not fill
             whole bytes.
     """
+    dimensions, truncate_dim, normalize = options
     spec = DTYPES[dtype]
     width = dimensions or truncate_dim or manifest.width
     if spec.packs_bits and width % 8:

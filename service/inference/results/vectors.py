@@ -43,6 +43,14 @@ RowResults = tuple[RowResult, ...]
 _TINY = np.finfo(np.float32).tiny
 
 
+class VectorOptions(NamedTuple):
+    """The options of a call for pooled vectors; see `Model.encode`."""
+
+    dimensions: int | None = None
+    truncate_dim: int | None = None
+    normalize: bool | None = None
+
+
 class Stages(dict[str, float]):
     """Duration in seconds of each stage of a call, by name.
 
@@ -230,41 +238,6 @@ class MultiEmbeddings:
         ]
 
 
-def multi_embeddings(
-    rows: Sequence[Row],
-    results: Sequence[Vectors],
-    rules: TokenRules,
-    seconds: Stages,
-    *,
-    is_normalized: bool,
-    normalize: bool | None,
-    deadline: Deadline | None,
-) -> MultiEmbeddings:
-    """Return the multi-vectors of rows, selected from the vectors `(L, W)` of all their tokens.
-
-    Args:
-        rows: Token ids of each input.
-        results: Vectors of all tokens of each row.
-        rules: Rules for the tokens of the inputs.
-        seconds: Duration of each stage.
-        is_normalized: Whether the model normalises its vectors.
-        normalize: See `Model.encode_multi`.
-        deadline: See `select_tokens`.
-
-    Raises:
-        VitrineError: Any error of `select_tokens`, under the same conditions.
-    """
-    selected = [
-        select_tokens(
-            *(index, *pair, rules, deadline), is_normalized=is_normalized, normalize=normalize
-        )
-        for index, pair in enumerate(zip(rows, results, strict=True))
-    ]
-    vectors, positions, clusters = zip(*selected, strict=True)
-    is_pooled = rules.pool_factor > 1
-    return MultiEmbeddings(vectors, positions, clusters if is_pooled else None, rows, seconds)
-
-
 def select_tokens(
     index: int,
     row: Row,
@@ -363,54 +336,18 @@ class Encoded(TypedDict, total=False):
     multi: MultiEmbeddings
 
 
-def sparse_vectors(
-    rows: Sequence[Row], results: Sequence[SparseVector | Vectors], rules: TokenRules
-) -> list[SparseVector]:
-    """Return the sparse vector of each row, in arrays of its own: results may be in the cache.
-
-    Args:
-        rows: Token ids of each input.
-        results: Sparse vectors, or the weights of the tokens of each row, `(L, 1)`.
-        rules: Rules for the tokens of the rows.
-    """
-    return [
-        SparseVector(result.ids.copy(), result.weights.copy())
-        if isinstance(result, SparseVector)
-        else _largest(row.ids, result[:, 0], rules)
-        for row, result in zip(rows, results, strict=True)
-    ]
-
-
-def _largest(ids: Sequence[int], weights: Vectors, rules: TokenRules) -> SparseVector:
-    """Return the largest positive weight of each token id, given the weights `(L,)` of tokens."""
-    is_kept = (weights > 0) & ~np.isin(ids, rules.unweighted)
-    entries, index = np.unique(np.asarray(ids, np.intp)[is_kept], return_inverse=True)
-    largest = np.zeros(len(entries), np.float32)
-    np.maximum.at(largest, index, weights[is_kept])
-    return SparseVector(entries, largest)
-
-
-def pooled_vectors(
-    vectors: Vectors,
-    dimensions: int | None,
-    truncate_dim: int | None,
-    normalize: bool | None,
-    *,
-    is_normalized: bool,
-) -> Vectors:
-    """Return pooled vectors `(N, W)`, truncated and normalised; see `Model.encode`.
+def pooled_vectors(vectors: Vectors, options: VectorOptions, *, is_normalized: bool) -> Vectors:
+    """Return pooled vectors `(N, W)`, truncated and normalised.
 
     Args:
         vectors: Vectors `(N, W)` of the graph.
-        dimensions: See `Model.encode`.
-        truncate_dim: See `Model.encode`.
-        normalize: See `Model.encode`.
+        options: Options of the call.
         is_normalized: Whether the model normalises its vectors.
     """
-    normalizes = is_normalized if normalize is None else normalize
-    vectors = truncate_and_normalize(vectors, dimensions, normalizes)
-    if truncate_dim is not None:
-        vectors = truncate_and_normalize(vectors, truncate_dim, normalize is True)
+    normalizes = is_normalized if options.normalize is None else options.normalize
+    vectors = truncate_and_normalize(vectors, options.dimensions, normalizes)
+    if options.truncate_dim is not None:
+        vectors = truncate_and_normalize(vectors, options.truncate_dim, options.normalize is True)
     return vectors
 
 

@@ -15,6 +15,7 @@ from service.inference.model.model import Model
 from service.inference.model.opening import open_model
 from service.inference.model.sync_model import SyncModel
 from service.inference.results.quantization import make_quantizer
+from service.inference.results.vectors import VectorOptions
 from tests.sentences import calibration_texts
 
 TEXTS = calibration_texts()
@@ -164,7 +165,7 @@ def test_unnormalized_model_has_the_same_ranges_for_all_dimensions(model: SyncMo
         (None, 10, False),
     ):
         width = arguments[0] or arguments[1] or 32
-        quantizer = make_quantizer("int8", manifest, inner.calibration, *arguments)
+        quantizer = make_quantizer("int8", manifest, inner.calibration, VectorOptions(*arguments))
         np.testing.assert_array_equal(quantizer.ranges, full[:, :width])
     with pytest.raises(InvalidInput, match="needs vectors that are not normalised"):
-        make_quantizer("int8", manifest, inner.calibration, None, None, True)
+        make_quantizer("int8", manifest, inner.calibration, VectorOptions(normalize=True))
