@@ -142,14 +142,14 @@ GUARDS = (
         "service/api/models.py",
         "await within(request, state.settings.limits.request_s, loading)",
         "await loading",
-        f"{_T}test_models.py::"
+        f"{_T}models/test_changes.py::"
         "test_load_of_a_graph_without_end_stops_at_the_deadline_of_the_request",
     ),
     Guard(
         "service/api/models.py",
         "    if problem := name_problem(name):\n",
         "    if problem := None:\n",
-        f"{_T}test_models.py::test_invalid_name_of_a_model_is_refused_without_repeating_it",
+        f"{_T}models/test_changes.py::test_invalid_name_of_a_model_is_refused_without_repeating_it",
     ),
     Guard(
         "service/api/middleware.py",

@@ -476,7 +476,7 @@ GUARDS = (
         "service/inference/results/loaded_model.py",
         "return self.identity[:12]",
         "return self.graph_sha256[:12]",
-        "tests/service/api/test_models.py::test_settings_of_the_same_weights_are_different_versions"
+        "tests/service/api/models/test_selection.py::test_settings_of_the_same_weights_are_different_versions"
         "_everywhere",
     ),
     Guard(

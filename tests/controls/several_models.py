@@ -82,7 +82,7 @@ GUARDS = (
         "service/app.py",
         "        check_path=tei.check_name,\n",
         "",
-        f"{_T}test_models.py::test_names_that_are_ambiguous_under_tei_are_refused",
+        f"{_T}models/test_changes.py::test_names_that_are_ambiguous_under_tei_are_refused",
     ),
     Guard(
         "service/inference/registry/memory.py",
@@ -189,19 +189,19 @@ GUARDS = (
         "service/api/middleware.py",
         "                lease.release()\n",
         "                pass\n",
-        f"{_T}test_models.py::test_models_beyond_the_memory_budget_are_loaded_on_demand",
+        f"{_T}models/test_on_demand.py::test_models_beyond_the_memory_budget_are_loaded_on_demand",
     ),
     Guard(
         "service/api/auth.py",
         'if keys.is_open and scope == "admin":',
         "if False:",
-        f"{_T}test_models.py::test_changes_are_refused_if_there_are_no_keys",
+        f"{_T}models/test_changes.py::test_changes_are_refused_if_there_are_no_keys",
     ),
     Guard(
         "service/api/models.py",
         "    if not agreement.cosine >= body.min_cosine:",
         "    if False:",
-        f"{_T}test_models.py::test_shadow_comparison_decides_about_the_swap",
+        f"{_T}models/test_changes.py::test_shadow_comparison_decides_about_the_swap",
     ),
     Guard(
         "service/inference/model/encoding.py",

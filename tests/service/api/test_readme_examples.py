@@ -34,7 +34,7 @@ CLIENTS = {
 # Sections whose examples need another service: the test with that service.
 ELSEWHERE = {
     "Several outputs": "tests/service/api/test_hybrid.py",
-    "New versions": "tests/service/api/test_models.py",
+    "New versions": "tests/service/api/models/test_changes.py",
 }
 
 REQUESTS = [

@@ -21,7 +21,7 @@ from service.evaluation.command_line import main
 from service.settings import ApiKey, AuthSettings, ModelSettings, Settings
 from tests.eventually import eventually
 from tests.models.checkpoints import edit_tensors
-from tests.service.api.test_models import Checked
+from tests.service.api.models.conftest import Checked
 from tests.serving import serving
 
 pytestmark = pytest.mark.slow
