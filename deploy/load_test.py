@@ -10,8 +10,9 @@ of the server. Latency is measured from the scheduled time of a request, so it i
 the server and of this program (Tene, "How NOT to measure latency"). A run is invalid if more than
 1 % of its requests were sent more than 5 ms late.
 
-Exit status: 2 if a run is invalid; otherwise 1 if a threshold is exceeded or a vector of a sample
-text differs from the vector requested before the run; otherwise 0.
+Exit status: 2 if a run is invalid; otherwise 1 if a threshold is exceeded, no request of a run
+succeeded, or a vector of a sample text differs from the vector requested before the first run;
+otherwise 0. An interrupted load test ends with 130, after the table of the runs before.
 """
 
 import argparse
@@ -24,6 +25,7 @@ import os
 import platform
 import queue
 import random
+import signal
 import sys
 import time
 from collections import Counter
@@ -39,12 +41,13 @@ LATE_S = 0.005  # a request that is sent with more delay counts as late
 MAX_LATE = 0.01  # largest share of late requests in a valid run
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999}
 
-# On average, one request in 20 contains a sample text, whose vector was requested before the run.
+# On average, one request in 20 contains a sample text, whose vector was requested before the runs.
 _REQUESTS_PER_SAMPLE = 20
 _SAMPLES = ("a sample of its own", "the second of the samples", "vectors should not change")
 _MIN_COSINE = 0.9999  # allows for differences between float32 and half precision
 
 _POOLS = 32
+_SHOWN_CHARS = 300  # of the body of a refusal
 _TLS = httpx.create_ssl_context()  # creating it takes longer than sending a request
 
 _WORDS = (
@@ -63,28 +66,24 @@ class ApiKind:
 
     Attributes:
         path: Path of the encode route.
-        body: Function that returns the request body for texts and a model name.
+        body: Function that returns the request body for texts, without the model.
+        takes_model: Whether the body can name a model.
         vector: Function that returns the vector of the first text from a parsed response body.
     """
 
     path: str
-    body: Callable[[Sequence[str], str], dict[str, Any]]
+    body: Callable[[Sequence[str]], dict[str, Any]]
     vector: Callable[[Any], Sequence[float]]
+    takes_model: bool = True
 
 
 KINDS = {
-    "vitrine": ApiKind("/encode", lambda t, _: {"inputs": t}, lambda r: r["embeddings"][0]),
+    "vitrine": ApiKind("/encode", lambda t: {"inputs": t}, lambda r: r["embeddings"][0]),
     "openai": ApiKind(
-        "/v1/embeddings",
-        lambda texts, model: {"input": texts, "model": model},
-        lambda response: response["data"][0]["embedding"],
+        "/v1/embeddings", lambda t: {"input": t}, lambda r: r["data"][0]["embedding"]
     ),
-    "tei": ApiKind("/embed", lambda texts, _: {"inputs": texts}, lambda response: response[0]),
-    "infinity": ApiKind(
-        "/embeddings",
-        lambda texts, model: {"input": texts, "model": model},
-        lambda response: response["data"][0]["embedding"],
-    ),
+    "tei": ApiKind("/embed", lambda t: {"inputs": t}, lambda r: r[0], takes_model=False),
+    "infinity": ApiKind("/embeddings", lambda t: {"input": t}, lambda r: r["data"][0]["embedding"]),
 }
 
 
@@ -101,8 +100,14 @@ class Target:
         kind, _, url = text.rpartition("=") if "=" in text.partition("://")[0] else ("", "", text)
         if kind and kind not in KINDS:
             raise argparse.ArgumentTypeError(f"unknown kind {kind!r}; kinds: {', '.join(KINDS)}")
-        if not url.startswith(("http://", "https://")):
-            raise argparse.ArgumentTypeError(f"{url!r} is not an http:// or https:// URL")
+        try:
+            parts = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise argparse.ArgumentTypeError(f"{url!r} is not a URL: {error}") from None
+        if parts.scheme not in ("http", "https") or not parts.host or parts.query or parts.fragment:
+            raise argparse.ArgumentTypeError(
+                f"{url!r} is not an http:// or https:// URL with a host and without a query"
+            )
         return cls(kind or "vitrine", url.rstrip("/"))
 
 
@@ -132,6 +137,12 @@ class LoadPlan:
     model: str
     key: str | None
     seed: int
+
+    async def post(self, client: httpx.AsyncClient, texts: Sequence[str]) -> httpx.Response:
+        """Send a request for the vectors of texts."""
+        kind = KINDS[self.target.kind]
+        model = {"model": self.model} if self.model and kind.takes_model else {}
+        return await client.post(kind.path, json=kind.body(texts) | model)
 
 
 @dataclass
@@ -174,13 +185,16 @@ def texts_of(words: str, seed: int) -> Iterator[str]:
     kind, _, argument = words.partition(":")
     if kind == "file":
         lines = [line for line in Path(argument).read_text("utf-8").splitlines() if line.strip()]
-        while True:
+        while lines:
             yield draw.choice(lines)
+        return
     if kind == "fixed":
         lengths = iter(lambda: int(argument), None)
-    else:
+    elif kind == "lognormal":
         median, sigma = map(float, argument.split(","))
         lengths = iter(lambda: max(1, round(draw.lognormvariate(math.log(median), sigma))), None)
+    else:
+        raise ValueError(f"unknown distribution {kind!r}")
     for length in lengths:
         yield " ".join(draw.choices(_WORDS, k=length))
 
@@ -242,13 +256,12 @@ class Generator:
 
     async def _request(self, client: httpx.AsyncClient, scheduled: float) -> None:
         lag = time.monotonic() - scheduled
-        kind = KINDS[self._plan.target.kind]
         texts = [next(self._texts) for _ in range(self._plan.texts)]
         sample = self._draw.randrange(len(_SAMPLES) * _REQUESTS_PER_SAMPLE)
         if sample < len(_SAMPLES):
             texts[0] = _SAMPLES[sample]
         try:
-            response = await client.post(kind.path, json=kind.body(texts, self._plan.model))
+            response = await self._plan.post(client, texts)
             outcome = str(response.status_code)
         except httpx.HTTPError as error:
             outcome = type(error).__name__
@@ -262,8 +275,13 @@ class Generator:
             self.measurements.latencies.append(now - scheduled)
             if sample < len(_SAMPLES):
                 self.measurements.compared += 1
-                vector = kind.vector(response.json())
-                self.measurements.different += not same(vector, self._expected[sample])
+                self.measurements.different += self._differs(response, self._expected[sample])
+
+    def _differs(self, response: httpx.Response, expected: Sequence[float]) -> bool:
+        try:
+            return not same(KINDS[self._plan.target.kind].vector(response.json()), expected)
+        except (ValueError, LookupError, TypeError):  # the response has no vector
+            return True
 
 
 def same(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -294,6 +312,7 @@ def _process(
     barrier: Any,  # noqa: ANN401 - multiprocessing has no names for these types
     messages: Any,  # noqa: ANN401
 ) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process ends this one
     barrier.wait()  # until every process has imported its modules
     begin = time.monotonic() + plan.warm_up + 0.1
     generator = Generator(plan, begin, expected, share)
@@ -315,26 +334,32 @@ def _process(
 
 async def sample_vectors(plan: LoadPlan) -> list[Sequence[float]]:
     """Request the vectors of the sample texts; exit with a message if a request fails."""
-    kind = KINDS[plan.target.kind]
     vectors: list[Sequence[float]] = []
     async with client_of(plan) as client:
         for text in _SAMPLES:
             try:
-                response = await client.post(kind.path, json=kind.body([text], plan.model))
+                response = await plan.post(client, [text])
                 response.raise_for_status()
-                vectors.append(kind.vector(response.json()))
+                vectors.append(KINDS[plan.target.kind].vector(response.json()))
             except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
                 reason = str(error).partition("\n")[0]
+                if isinstance(error, httpx.HTTPStatusError):
+                    reason += f": {' '.join(error.response.text.split())[:_SHOWN_CHARS]}"
                 sys.exit(f"{plan.target.url}: no vector from the {plan.target.kind} API: {reason}")
     return vectors
 
 
-def run(plan: LoadPlan, processes: int) -> Measurements:
+def run(plan: LoadPlan, expected: Sequence[Sequence[float]], processes: int) -> Measurements:
     """Run the plan in several processes and return the sum of their measurements.
 
-    Progress is printed to standard error.
+    On a terminal, progress is printed to standard error.
+
+    Args:
+        plan: Parameters of the run.
+        expected: Known vector of each sample text.
+        processes: Number of processes.
     """
-    expected = asyncio.run(sample_vectors(plan))
+    shows_progress = sys.stderr.isatty()
     context = multiprocessing.get_context("spawn")
     barrier, messages = context.Barrier(processes), context.Queue()
     workers = [
@@ -357,11 +382,12 @@ def run(plan: LoadPlan, processes: int) -> Measurements:
         if isinstance(message, Measurements):
             measurements.add(message)
             finished += 1
-        else:
+        elif shows_progress:
             progress[index] = Counter(message)
             done = sum(progress.values(), Counter[str]())
             print(f"\r{describe(done)}   ", end="", file=sys.stderr, flush=True)
-    print("\r", end="", file=sys.stderr)
+    if shows_progress:
+        print(file=sys.stderr)
     for worker in workers:
         worker.join()
     return measurements
@@ -428,8 +454,10 @@ class LoadResult:
         return self.late <= MAX_LATE
 
     def exceeded_thresholds(self, p99_ms: float | None, error_rate: float | None) -> list[str]:
-        """Return one sentence per exceeded threshold, and one if vectors of sample texts differ."""
+        """Return a sentence per exceeded threshold, and about wrong or missing results."""
         exceeded: list[str] = []
+        if not self.outcomes.get("200"):
+            exceeded.append("no request succeeded")
         p99 = self.latency_ms["p99"]
         if p99_ms is not None and (p99 is None or p99 > p99_ms):
             shown = "unknown (too few responses)" if p99 is None else f"{p99:.1f} ms"
@@ -519,16 +547,63 @@ def draw(results: Sequence[LoadResult], file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
-def _numbers(text: str) -> list[float]:
-    numbers = [float(part) for part in text.split(",")]
-    if min(numbers) <= 0:
-        raise ValueError
-    return numbers
+def _checked(
+    convert: Callable[[str], Any], is_valid: Callable[[Any], bool], wanted: str
+) -> Callable[[str], Any]:
+    """Return a type of arguments, whose error says what is wanted."""
+
+    def parse(text: str) -> object:
+        try:
+            value = convert(text)
+        except ValueError:
+            value = None
+        if value is None or not is_valid(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+        return value
+
+    return parse
+
+
+_positive = _checked(float, lambda number: 0 < number < math.inf, "a number above 0")
+_duration = _checked(float, lambda number: 0 <= number < math.inf, "a number of seconds")
+_share = _checked(float, lambda number: 0 <= number <= 1, "a number from 0 to 1")
+_count = _checked(int, lambda number: number > 0, "an integer above 0")
+_integer = _checked(int, lambda _: True, "an integer")
 
 
 def _words(text: str) -> str:
-    next(texts_of(text, seed=0))
+    try:
+        first = next(texts_of(text, seed=0), "")
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{error.filename}: {error.strerror}") from None
+    except (ValueError, OverflowError):
+        first = ""
+    if not first:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not fixed:N, lognormal:MEDIAN,SIGMA, or file:PATH of a file with a text"
+        )
     return text
+
+
+def _key(text: str) -> str:
+    if not text.isascii():  # the message does not show it
+        raise argparse.ArgumentTypeError("the key has other characters than those of ASCII")
+    return text
+
+
+def _rates(text: str) -> list[float]:
+    return [_positive(part) for part in text.split(",")]
+
+
+def _clients(text: str) -> list[int]:
+    return [_count(part) for part in text.split(",")]
+
+
+def _out(text: str) -> Path:
+    path = Path(text.removesuffix(".json").removesuffix(".png"))
+    if not path.name or not os.access(path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the name of a file in a writable folder")
+    return path
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -545,17 +620,17 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     load = parser.add_mutually_exclusive_group()
     load.add_argument(
         "--rates",
-        type=_numbers,
+        type=_rates,
         help="open loop: comma-separated rates in requests/s, with one run per rate (default: 10)",
     )
     load.add_argument(
         "--clients",
-        type=_numbers,
+        type=_clients,
         help="closed loop: comma-separated numbers of clients, with one run per number "
         "(default: open loop)",
     )
     parser.add_argument(
-        "--texts", type=int, default=1, help="texts per request (default: %(default)s)"
+        "--texts", type=_count, default=1, help="texts per request (default: %(default)s)"
     )
     parser.add_argument(
         "--words",
@@ -566,101 +641,125 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=_positive,
         default=20,
         help="duration of each measurement in seconds (default: %(default)s)",
     )
     parser.add_argument(
         "--warm-up",
-        type=float,
+        type=_duration,
         default=3,
         help="duration of the warm-up before each measurement in seconds (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=_positive,
         default=30,
         help="request timeout in seconds (default: %(default)s)",
     )
     parser.add_argument(
         "--processes",
-        type=int,
-        default=0,
+        type=_count,
         help="number of client processes (default: one per CPU, at most 4)",
     )
-    parser.add_argument("--model", default="", help="model name in the requests (default: none)")
+    parser.add_argument(
+        "--model",
+        default="",
+        help="model name in the requests, but to the TEI API, which takes none (default: none)",
+    )
     parser.add_argument(
         "--key",
+        type=_key,
         default=os.environ.get("LOAD_TEST_KEY"),
         help="API key (default: the environment variable LOAD_TEST_KEY)",
     )
     parser.add_argument(
         "--seed",
-        type=int,
+        type=_integer,
         default=0,
         help="random seed of texts and schedule (default: %(default)s)",
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=_out,
         help="write the results to OUT.json and a plot to OUT.png (default: to neither)",
     )
     parser.add_argument(
-        "--p99-ms", type=float, help="maximum p99 latency in milliseconds (default: no limit)"
+        "--p99-ms", type=_positive, help="maximum p99 latency in milliseconds (default: no limit)"
     )
     parser.add_argument(
         "--error-rate",
-        type=float,
+        type=_share,
         help="maximum share of failed requests, 0 to 1 (default: no limit)",
     )
     return parser.parse_args(arguments)
 
 
+def _plans(options: argparse.Namespace) -> list[LoadPlan]:
+    """Return the plan of each run. Targets alternate: the speed of a machine varies over time."""
+    loads: list[tuple[float | None, int]] = [(rate, 0) for rate in options.rates or ()]
+    loads += [(None, clients) for clients in options.clients or ()]
+    return [
+        LoadPlan(
+            target=target,
+            rate=rate,
+            clients=clients,
+            words=options.words,
+            texts=options.texts,
+            seconds=options.seconds,
+            warm_up=options.warm_up,
+            timeout=options.timeout,
+            model=options.model,
+            key=options.key,
+            seed=options.seed,
+        )
+        for rate, clients in loads or [(10.0, 0)]
+        for target in options.targets
+    ]
+
+
+def _write(results: Sequence[LoadResult], command: Sequence[str], out: Path) -> None:
+    report = {
+        "command": list(command),
+        "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
+        "versions": {"python": platform.python_version(), "httpx": httpx.__version__},
+        "results": [asdict(result) for result in results],
+    }
+    out.with_name(f"{out.name}.json").write_text(json.dumps(report, indent=2))
+    try:
+        draw(results, out.with_name(f"{out.name}.png"))
+    except ImportError:
+        print("no plot: matplotlib is not installed", file=sys.stderr)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the load test and return the exit status."""
     options = _options(arguments)
-    loads: list[tuple[float | None, int]] = [(rate, 0) for rate in options.rates or ()]
-    loads += [(None, round(clients)) for clients in options.clients or ()]
+    plans = _plans(options)
     processes = options.processes or min(4, os.cpu_count() or 1)
     results: list[LoadResult] = []
-    for rate, clients in loads or [(10.0, 0)]:
-        for target in options.targets:  # targets alternate: the speed of a machine varies over time
-            plan = LoadPlan(
-                target=target,
-                rate=rate,
-                clients=clients,
-                words=options.words,
-                texts=options.texts,
-                seconds=options.seconds,
-                warm_up=options.warm_up,
-                timeout=options.timeout,
-                model=options.model,
-                key=options.key,
-                seed=options.seed,
-            )
-            measurements = run(plan, processes if rate else min(processes, clients))
-            results.append(LoadResult.of(plan, measurements))
-    print(table(results))
-    if options.out:
-        report = {
-            "command": sys.argv if arguments is None else list(arguments),
-            "machine": {"system": platform.platform(), "cpus": os.cpu_count()},
-            "versions": {"python": platform.python_version(), "httpx": httpx.__version__},
-            "results": [asdict(result) for result in results],
-        }
-        options.out.with_suffix(".json").write_text(json.dumps(report, indent=2))
-        try:
-            draw(results, options.out.with_suffix(".png"))
-        except ImportError:
-            print("no plot: matplotlib is not installed", file=sys.stderr)
     status = 0
+    try:
+        targets = {plan.target: plan for plan in plans}
+        expected = {target: asyncio.run(sample_vectors(plan)) for target, plan in targets.items()}
+        for plan in plans:
+            own = processes if plan.rate else min(processes, plan.clients)
+            measurements = run(plan, expected[plan.target], own)
+            results.append(LoadResult.of(plan, measurements))
+    except KeyboardInterrupt:
+        print(f"interrupted after {len(results)} of {len(plans)} runs", file=sys.stderr)
+        status = 130
+    if results:
+        print(table(results))
+        if options.out:
+            _write(results, sys.argv if arguments is None else arguments, options.out)
     for result in results:
         for sentence in result.exceeded_thresholds(options.p99_ms, options.error_rate):
             print(f"{result.target}: {sentence}", file=sys.stderr)
-            status = 1
+            status = status or 1
     if not all(result.is_valid for result in results):
         print("a run is invalid: this machine was too slow to send on schedule", file=sys.stderr)
-        return 2
+        status = status if status == 130 else 2
     return status
 
 

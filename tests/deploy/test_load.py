@@ -53,6 +53,7 @@ class StubServer:
         statuses: Statuses of the responses in turn.
         pause: Begin and duration of the pause, in seconds from the end of the warm-up.
         changes: Whether the vector differs from response to response.
+        forgets: Whether the responses to the requests of the run have no vector.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class StubServer:
         pause: tuple[float, float] = (0.0, 0.0),
         *,
         changes: bool = False,
+        forgets: bool = False,
     ) -> None:
         self._delays = itertools.cycle(delays)
         self._statuses = itertools.cycle(statuses)
         self._pause = pause
         self._changes = changes
+        self._forgets = forgets
         self._components = random.Random(0)  # noqa: S311
         self.begin_s = math.inf
 
@@ -76,7 +79,8 @@ class StubServer:
         await asyncio.sleep((duration_s - since_s) if 0 <= since_s < duration_s else 0)
         await asyncio.sleep(next(self._delays))
         vector = [1.0, self._components.random() if self._changes else 2.0]
-        return httpx.Response(next(self._statuses), json={"embeddings": [vector]})
+        vectors = [] if self._forgets and self.begin_s < math.inf else [vector]
+        return httpx.Response(next(self._statuses), json={"embeddings": vectors})
 
 
 def simulate(
@@ -84,12 +88,15 @@ def simulate(
 ) -> None:
     """Let the load test run in one process and in virtual time, against the stub."""
 
-    async def run(plan: load_test.LoadPlan, loop: VirtualTimeLoop) -> load_test.Measurements:
-        expected = await load_test.sample_vectors(plan)
+    async def run(
+        plan: load_test.LoadPlan, expected: Sequence[Sequence[float]], loop: VirtualTimeLoop
+    ) -> load_test.Measurements:
         stub.begin_s = loop.time() + plan.warm_up
         return await load_test.Generator(plan, stub.begin_s, expected, (0, 1)).run()
 
-    def run_simulated(plan: load_test.LoadPlan, _processes: int) -> load_test.Measurements:
+    def run_simulated(
+        plan: load_test.LoadPlan, expected: Sequence[Sequence[float]], _processes: int
+    ) -> load_test.Measurements:
         with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
             loop = runner.get_loop()
             assert isinstance(loop, VirtualTimeLoop)
@@ -98,9 +105,9 @@ def simulate(
             with monkeypatch.context() as patch:
                 patch.setattr(load_test, "time", clock)
                 patch.setattr(load_test, "texts_of", lambda *_: texts)
-                patch.setattr(load_test, "client_of", _client_of(stub))
-                return runner.run(run(plan, loop))
+                return runner.run(run(plan, expected, loop))
 
+    monkeypatch.setattr(load_test, "client_of", _client_of(stub))
     monkeypatch.setattr(load_test, "run", run_simulated)
 
 
@@ -196,8 +203,10 @@ def test_pause_of_the_load_test_counts_as_latency_and_invalidates_the_run(
             "requests failed; the limit is",
         ),
         (StubServer(changes=True), (), "vectors differ from those before the run"),
+        (StubServer(statuses=(200, 200, 200, *[422] * 2000)), (), "no request succeeded"),
+        (StubServer(forgets=True), (), "vectors differ from those before the run"),
     ],
-    ids=["p99", "error rate", "vectors"],
+    ids=["p99", "error rate", "vectors", "all refused", "no vectors"],
 )
 def test_exceeded_threshold_has_exit_status_1(
     tmp_path: Path,
@@ -256,8 +265,24 @@ def test_each_kind_of_api_is_measured_by_two_processes(
     [
         (("ftp://x",), "is not an http:// or https:// URL"),
         (("nope=http://x",), "unknown kind 'nope'; kinds: vitrine, openai, tei, infinity"),
-        (("http://x", "--words", "fixed:a"), "argument --words"),
-        (("http://x", "--rates", "0"), "argument --rates"),
+        (("http://x?y=1",), "with a host and without a query"),
+        (("http://x:port",), "is not a URL"),
+        (("http://x", "--words", "fixed:a"), "--words: 'fixed:a' is not fixed:N, lognormal"),
+        (("http://x", "--words", "fixed:0"), "--words: 'fixed:0' is not fixed:N, lognormal"),
+        (("http://x", "--words", "uniform:1,2"), "--words: 'uniform:1,2' is not fixed:N"),
+        (("http://x", "--words", "lognormal:0,1"), "--words: 'lognormal:0,1' is not fixed:N"),
+        (("http://x", "--words", "file:/none"), "--words: /none: No such file or directory"),
+        (("http://x", "--words", "file:/dev/null"), "--words: 'file:/dev/null' is not fixed:N"),
+        (("http://x", "--rates", "0"), "--rates: '0' is not a number above 0"),
+        (("http://x", "--rates", "5,a"), "--rates: 'a' is not a number above 0"),
+        (("http://x", "--clients", "1.5"), "--clients: '1.5' is not an integer above 0"),
+        (("http://x", "--seconds", "nan"), "--seconds: 'nan' is not a number above 0"),
+        (("http://x", "--warm-up", "-1"), "--warm-up: '-1' is not a number of seconds"),
+        (("http://x", "--texts", "0"), "--texts: '0' is not an integer above 0"),
+        (("http://x", "--processes", "0"), "--processes: '0' is not an integer above 0"),
+        (("http://x", "--error-rate", "5"), "--error-rate: '5' is not a number from 0 to 1"),
+        (("http://x", "--key", "ключ"), "--key: the key has other characters than"),
+        (("http://x", "--out", "/none/both"), "--out: '/none/both' is not the name of a file in"),
         (("http://x", "--rates", "1", "--clients", "1"), "not allowed with argument"),
     ],
 )
@@ -272,6 +297,32 @@ def test_invalid_argument_is_named_in_the_error(
 def test_unreachable_server_ends_the_load_test_with_a_message() -> None:
     with pytest.raises(SystemExit, match=r"http://127\.0\.0\.1:9: no vector from the vitrine API"):
         load_test.main(["http://127.0.0.1:9", "--rates", "1"])
+
+
+def test_refusal_is_shown_with_its_reason(artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(artifact.path)) as started:
+        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+        for kind in ("vitrine", "openai"):
+            with pytest.raises(SystemExit, match=f"no vector from the {kind} API: .*unknown model"):
+                load_test.main([f"{kind}={url}", "--model", "another"])
+
+
+def test_interrupt_leaves_the_results_of_the_runs_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulate(monkeypatch, StubServer())
+    run = load_test.run
+
+    def run_or_interrupt(plan: load_test.LoadPlan, *arguments: object) -> load_test.Measurements:
+        if plan.rate == 20:
+            raise KeyboardInterrupt
+        return run(plan, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(load_test, "run", run_or_interrupt)
+    status, result = load_of(tmp_path / "a.json", "--rates", "10,20,30")
+    assert status == 130
+    assert result["offered"] == 10
+    assert "interrupted after 1 of 3 runs" in capsys.readouterr().err
 
 
 def test_outcomes_are_told_in_words() -> None:
