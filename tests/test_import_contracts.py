@@ -1,9 +1,11 @@
 """Each import contract fails on a violation of it."""
 
+import re
 import shutil
 import subprocess
 import sys
 import tomllib
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,9 @@ def test_contract_fails_on_a_violation(tree: Path, contract: str) -> None:
     assert "BROKEN" in violated.stdout
     kept = check(tree, contract)
     assert kept.returncode == 0, kept.stdout
+
+
+def test_modules_of_the_page_import_each_other_in_no_circle() -> None:
+    files = {file.name: file.read_text() for file in (ROOT / "service/page/static").glob("*.js")}
+    imports = {name: re.findall(r'from "\./(.+?)"', text) for name, text in files.items()}
+    assert {"page.js", "state.js"} <= {*TopologicalSorter(imports).static_order()}

@@ -5,17 +5,17 @@ import { colour } from "./colours.js";
 import { card, element, muted, shown, signed } from "./dom.js";
 import { cosine, SIMILARITIES } from "./reading.js";
 import { parseSafetensors } from "./safetensors.js";
-import { state } from "./state.js";
 import { number, table } from "./tables.js";
 
-export function drawComparison(runs, inputs, model) {
+export function drawComparison(runs, inputs, model, models) {
   const find = (key) => runs.find((run) => run.key === key);
   const [first, second] = [0, 1].map((index) => find(`vectors${index}`)?.result?.embeddings);
   if (!first || !second) return [];
   const names = [model.name, find("vectors1").body.model];
   if (!second.every(isVector)) return [element("p", { className: "problem" }, `The model ${names[1]} has no vectors of whole texts, which this view compares.`)];
   const texts = find("vectors0").body.inputs;
-  const [left, right] = [first, second].map((vectors, index) => similarities(vectors, names[index]));
+  const similarityOf = (name) => models.find((served) => served.name === name)?.similarity;
+  const [left, right] = [first, second].map((vectors, index) => similarities(vectors, similarityOf(names[index])));
   const problems = runs.filter(({ problem }) => problem).map(({ problem }) => muted(problem));
   return [
     neighbours(texts, left, right, names),
@@ -29,8 +29,8 @@ export function drawComparison(runs, inputs, model) {
 const isVector = (vector) => Array.isArray(vector) && !Array.isArray(vector[0]);
 
 // Each model compares its vectors by the similarity that it declares.
-function similarities(vectors, name) {
-  const compare = SIMILARITIES[state.models.find((model) => model.name === name)?.similarity] ?? SIMILARITIES.cosine;
+function similarities(vectors, similarity) {
+  const compare = SIMILARITIES[similarity] ?? SIMILARITIES.cosine;
   return vectors.map((a) => vectors.map((b) => compare(a, b)));
 }
 

@@ -144,7 +144,7 @@ export function redraw(name) {
   const { runs } = section;
   part(name, "exports").hidden = !runs.length;
   const warnings = [...new Set(resultsOf(section).flatMap((result) => result.warnings ?? []))];
-  const drawn = runs.some(({ result }) => result) ? SECTIONS[name].draw(runs, inputs(), state.model) : problemsOf(runs);
+  const drawn = runs.some(({ result }) => result) ? SECTIONS[name].draw(runs, inputs(), state.model, state.models) : problemsOf(runs);
   part(name, "result").replaceChildren(
     ...warnings.map((warning) => element("p", { className: "warning" }, `Warning: ${warning}.`)),
     ...[drawn].flat());
