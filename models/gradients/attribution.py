@@ -45,7 +45,7 @@ TOKENS_AT_ONCE = 2048
 
 def cosine(other: Tensor) -> TargetFunction:
     """Return a target function: the cosine similarity to `other`, shape `(W,)`."""
-    return lambda vectors: F.cosine_similarity(vectors, other, dim=-1)
+    return similarity("cosine", other, normalize=False)
 
 
 _SIMILARITIES: Mapping[SimilarityName, Callable[[Tensor, Tensor], Tensor]] = {
@@ -87,7 +87,7 @@ def dot(other: Tensor, normalize: bool) -> TargetFunction:
     """Return a target function: the dot product of the served vector and `other`.
 
     Args:
-        other: Vector of shape `(W,)`.
+        other: Vector of shape `(W,)`, as it is; `similarity` takes that of a text.
         normalize: Whether the served vector is scaled to unit length.
     """
     return lambda vectors: _as_served(vectors, normalize) @ other

@@ -33,6 +33,10 @@ class ObjectiveKind:
     min_pairs: int = 0
 
 
+def _weighted_sum(vectors: Tensor, weights: Tensor) -> Tensor:
+    return (vectors * weights).sum()
+
+
 def _mnrl(vectors: Tensor, _constants: Tensor) -> Tensor:
     scores = 20.0 * vectors[::2] @ vectors[1::2].T  # (B / 2, B / 2)
     return F.cross_entropy(scores, torch.arange(len(scores), device=scores.device))
@@ -44,14 +48,11 @@ def _mnrl(vectors: Tensor, _constants: Tensor) -> Tensor:
 # similarity.
 OBJECTIVES: dict[ObjectiveName, ObjectiveKind] = {
     "cosine": ObjectiveKind(lambda vectors, _: (vectors[::2] * vectors[1::2]).sum(), min_pairs=1),
-    "dot": ObjectiveKind(lambda vectors, constants: (vectors * constants).sum(), lambda _rows: 1),
-    "mnrl": ObjectiveKind(
-        _mnrl, min_pairs=2
-    ),  # with one pair, there is no negative and the gradient is 0
+    "dot": ObjectiveKind(_weighted_sum, lambda _rows: 1),
+    # With one pair, there is no negative and the gradient is 0.
+    "mnrl": ObjectiveKind(_mnrl, min_pairs=2),
     "mse": ObjectiveKind(F.mse_loss, lambda rows: rows),
-    "cotangent": ObjectiveKind(
-        lambda vectors, constants: (vectors * constants).sum(), lambda rows: rows
-    ),
+    "cotangent": ObjectiveKind(_weighted_sum, lambda rows: rows),
 }
 
 

@@ -1,8 +1,6 @@
 """Targets: the scalars of attributions and patches, from the request to the job.
 
-A new target needs a class in `Target` and a kind of model in `TARGETS`, a case in `_resolve`, its
-function of the model's vector in `service.debug.child.target`, an option and its request in the
-page (`index.html`, `questions.js`), and a row in the README.
+The steps for a new target are in `README.md`, Code.
 """
 
 from collections.abc import Mapping, Sequence

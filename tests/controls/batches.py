@@ -360,8 +360,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/results/loaded_model.py",
-        "items, options.remaining_s, priority=options.priority",
-        "items, options.remaining_s",
+        "items, timeout_s=options.remaining_s, priority=options.priority",
+        "items, timeout_s=options.remaining_s",
         f"{_I}model/test_python_api.py::test_bulk_calls_are_queued_behind_interactive_ones",
     ),
     # Long rows and texts.

@@ -589,8 +589,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "deletion, limits, deletion.call_options(options)),",
-        "deletion, limits, options),",
+        "limits=limits,\n        options=deletion.options_of_variants(options),",
+        "limits=limits,\n        options=options,",
         "tests/service/inference/model/test_deletions.py::"
         "test_texts_and_variants_have_their_own_priority_within_that_of_the_call",
     ),

@@ -190,6 +190,7 @@ class Batcher(Generic[Item, Result]):
     async def submit(
         self,
         items: Sequence[Item],
+        *,
         timeout_s: float | None = None,
         on_result: Callable[[int, Result], None] = lambda _index, _result: None,
         priority: Priority = "interactive",

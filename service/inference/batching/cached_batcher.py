@@ -75,6 +75,7 @@ class CachedBatcher(Generic[Item, Result]):
     async def submit(
         self,
         items: Sequence[Item],
+        *,
         timeout_s: float | None = None,
         priority: Priority = "interactive",
     ) -> Outcome[Result]:
@@ -190,7 +191,9 @@ class CachedBatcher(Generic[Item, Result]):
 
         try:
             missing = [items[index] for index in own.values()]
-            return await self._batcher.submit(missing, timeout_s, keep, priority)
+            return await self._batcher.submit(
+                missing, timeout_s=timeout_s, on_result=keep, priority=priority
+            )
         except ItemFailed as error:
             key = keys[error.index]
             if (future := run.waiting.get(key)) is not None:

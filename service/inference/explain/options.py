@@ -117,7 +117,7 @@ class Deletion:
         """Indices, in a pair of query and document, of the texts whose units are left out."""
         return {"query": (0,), "document": (1,), "both": (0, 1)}[self.of]
 
-    def call_options(self, options: CallOptions) -> CallOptions:
+    def options_of_variants(self, options: CallOptions) -> CallOptions:
         """Return the options with which the variants of a call's texts run."""
         # A variant of a text that just fits can have more tokens, and "error" would refuse it.
         overflow = "truncate" if options.on_overflow == "error" else options.on_overflow

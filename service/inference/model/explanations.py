@@ -16,13 +16,13 @@ from service.inference.explain.options import Deletion, Highlights
 from service.inference.model.classification import Classification
 from service.inference.model.deletion_planner import DeletionPlanner, Values
 from service.inference.model.pair_scores import PairScores
+from service.inference.model.pair_texts import pairs_of
 from service.inference.model.scoring import (
     CountTokens,
     Input,
     Pair,
     classify,
     of_variants,
-    repeat,
     score,
 )
 from service.inference.model.zero_shot import (
@@ -72,20 +72,32 @@ async def explain_scores(
         VitrineError: Any error of `score`, under the same conditions.
     """
     deletion = Deletion(by="sentences") if isinstance(how, Highlights) else how
-    pairs: list[Pair] = list(zip(repeat(queries, len(documents)), documents, strict=True))
+    pairs = pairs_of(queries, documents)
     planner = DeletionPlanner(
-        *(model, pairs, range(len(pairs)), deletion, limits, deletion.call_options(options)),
+        model,
+        pairs,
+        order=range(len(pairs)),
+        deletion=deletion,
+        limits=limits,
+        options=deletion.options_of_variants(options),
         aim=_HIGHLIGHTS if isinstance(how, Highlights) else _aim_of(deletion),
     )
 
     async def run(variants: Sequence[Input]) -> Values:
         first, second = zip(*cast(Sequence[Pair], variants), strict=True)
-        rest = limits, 0, None, planner.options, planner.count
-        return _values_of_scores(await score(model, first, second, *rest))
+        scores = await score(
+            *(model, first, second, limits),
+            explained=0,
+            chunking=None,
+            options=planner.options,
+            count_tokens=planner.count,
+        )
+        return _values_of_scores(scores)
 
     order = None if best is None else partial(PairScores.ranking, limit=best)
     own = _options_of_texts(options, planner, order)
-    texts = asyncio.create_task(score(model, queries, documents, limits, 0, None, own))
+    whole = score(model, queries, documents, limits, explained=0, chunking=None, options=own)
+    texts = asyncio.create_task(whole)
     try:
         explained = await _explain(texts, _values_of_scores, order, planner, run)
     except InvalidInput as error:
@@ -128,7 +140,12 @@ async def explain_labels(
     if candidates is not None:
         check_candidates(model, len(inputs), candidates)
     planner = DeletionPlanner(
-        *(model, inputs, range(len(inputs)), deletion, NO_LIMITS, deletion.call_options(options)),
+        model,
+        inputs,
+        order=range(len(inputs)),
+        deletion=deletion,
+        limits=NO_LIMITS,
+        options=deletion.options_of_variants(options),
         labels=labels,
         candidates=candidates,
         aim=_aim_of(deletion),

@@ -288,10 +288,10 @@ class Model(LoadedModel):
         check_vector_options(self, chosen)
         if space is not None:
             refuse_with_space(**chosen._asdict())
-        target = None if space is None else self.space(space, outputs)
+        mapping = None if space is None else self.space(space, outputs)
         kinds = tuple(dict.fromkeys(outputs))
         return await encoding.encode_outputs(
-            self, input_list(inputs), kinds, chosen, target, with_offsets, call
+            self, input_list(inputs), kinds, chosen, mapping, with_offsets, call
         )
 
     def similarity(self, a: VectorsOfTexts, b: VectorsOfTexts) -> Scores:
@@ -455,7 +455,8 @@ class Model(LoadedModel):
         Args:
             query: Text of the query.
             documents: Text of each document.
-            top_n: Number of best documents, of which scores are explained; None: all.
+            top_n: Number of best documents whose scores are explained; None: all. The result has
+                the scores of all documents.
             max_tokens_per_query: Number of tokens to which the query is truncated before the pair
                 is truncated to the model's limit; None: only the latter. Other models than
                 rerankers refuse a number below their maximum length.

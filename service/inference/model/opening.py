@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry
 
@@ -24,7 +25,7 @@ from models.engines import (
     self_check,
 )
 from models.identity import identity_of
-from models.manifest import CALIBRATION, CHECK, MANIFEST, SOURCE, TOKENIZER
+from models.manifest import CALIBRATION, CHECK, MANIFEST, SOURCE, TOKENIZER, Check
 from models.packing import pack
 from models.printable import reason_of
 from models.quantization import Calibration, read_calibration
@@ -160,40 +161,26 @@ async def open_model(
     """
     cache = cache or ResultCache(options.cache_bytes)
     devices = devices or Devices()
-    opened = await asyncio.to_thread(_open, Path(path), options, devices)
-    artifact, pair_rows, query_weights, calibration, spaces, engine = opened
+    parts = await asyncio.to_thread(_open, Path(path), options, devices)
+    artifact, engine = parts.artifact, parts.engine
     agreement, self_check_s = await _self_check(engine, artifact)
     name = options.name or artifact.manifest.name
     if metrics is None:
         metrics = ModelMetrics(InferenceMetrics(CollectorRegistry(), longest_s=120.0), name)
     max_cost = options.max_cost or engine.batches.max_tokens
-    # On GPUs, attention windows are masks: all pairs of tokens are computed.
-    windows = artifact.manifest.windows if engine.target == "cpu" else (None,)
-    hidden_size, padding_cost = artifact.manifest.hidden_size, engine.batches.padding_cost
-    # The former asks for the same lengths again and again: a lookup takes a tenth of the time.
-    attention_cost = lru_cache(_LENGTHS)(AttentionCost(windows, hidden_size, padding_cost))
+    attention_cost = _attention_cost_of(artifact, engine)
     graph = graph_of(artifact, engine.name, engine.precision)
     identity = identity_of(artifact, engine.name, engine.precision)
     if engine.target == "cuda":
-        try:
-            await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
-        except Exception as error:  # runtimes document no errors
-            raise EngineError(
-                f"the GPU cannot run batches of up to {artifact.manifest.max_tokens} tokens per "
-                f"row: {reason_of(error)}"
-            ) from error
-
+        await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
     direction = None
-    if calibration is not None:
+    if (calibration := parts.calibration) is not None:
         (direction,) = truncate_and_normalize(calibration.mean[None], None, normalize=True)
     run = partial(run_batch, engine, metrics, direction)
     check = artifact.check()
     # The self-check runs the check inputs once per compiled graph.
     check_cost = sum(len(row) + attention_cost(len(row)) for row in check.rows)
     cost_s = self_check_s / (check_cost * len(engine.runs))
-    words, labels = (each[0] if each else () for each in (check.words, check.labels))
-    row = Row(check.rows[0], truncated=False, prompt_tokens=0, words=words, labels=labels)
-    probe = [BatchItem(row, artifact.manifest.outputs[:1])]
     batcher: Batcher[BatchItem, RowResults] = Batcher(
         run,
         attrgetter("tokens"),
@@ -207,7 +194,7 @@ async def open_model(
         ),
         devices.pool(engine, options.gpu),
         share=options.share,
-        probe=partial(run, probe),
+        probe=partial(run, [_probe_of(artifact, check)]),
         cancel=engine.cancel,
         max_queue_tokens=options.max_queue_tokens,
         timeout_s=options.run_timeout_s,
@@ -218,12 +205,12 @@ async def open_model(
         name=name,
         created=int(artifact.path.stat().st_mtime),
         artifact=artifact,
-        tokenizer=pair_rows.tokenizer,
-        pair_rows=pair_rows,
-        word_rows=WordRows(pair_rows.tokenizer),
-        query_weights=query_weights,
+        tokenizer=parts.pair_rows.tokenizer,
+        pair_rows=parts.pair_rows,
+        word_rows=WordRows(parts.pair_rows.tokenizer),
+        query_weights=parts.query_weights,
         calibration=calibration,
-        spaces=spaces,
+        spaces=parts.spaces,
         engine=engine,
         batcher=batcher,
         cache=_behind_cache(batcher, cache, identity) if cache.max_bytes else None,
@@ -243,10 +230,18 @@ async def open_model(
     return model
 
 
-def _open(
-    path: Path, options: ModelOptions, devices: Devices
-) -> tuple[Artifact, PairRows, Vectors, Calibration | None, Mapping[str, Space], Engine]:
-    """Return the parts of a model."""
+class _Parts(NamedTuple):
+    """What is read of an artifact; see `LoadedModel`."""
+
+    artifact: Artifact
+    pair_rows: PairRows
+    query_weights: Vectors
+    calibration: Calibration | None
+    spaces: Mapping[str, Space]
+    engine: Engine
+
+
+def _open(path: Path, options: ModelOptions, devices: Devices) -> _Parts:
     artifact = Artifact.load(path, options.verify)
     check_poolable(artifact.manifest)
     with ThreadPoolExecutor(1) as thread:  # large vocabularies take a second, as compiling does
@@ -262,7 +257,24 @@ def _open(
         )
         _verify_unread(artifact, engine)
     check.result()
-    return artifact, pair_rows.result(), query_weights, calibration, spaces, engine
+    return _Parts(artifact, pair_rows.result(), query_weights, calibration, spaces, engine)
+
+
+def _attention_cost_of(artifact: Artifact, engine: Engine) -> Callable[[int], float]:
+    """Return the cost of attention for a row of a given length, in tokens."""
+    manifest = artifact.manifest
+    # On GPUs, attention windows are masks: all pairs of tokens are computed.
+    windows = manifest.windows if engine.target == "cpu" else (None,)
+    cost = AttentionCost(windows, manifest.hidden_size, engine.batches.padding_cost)
+    # The former asks for the same lengths again and again: a lookup takes a tenth of the time.
+    return lru_cache(_LENGTHS)(cost)
+
+
+def _probe_of(artifact: Artifact, check: Check) -> BatchItem:
+    """Return an input of the self-check, on which a working engine does not fail."""
+    words, labels = (each[0] if each else () for each in (check.words, check.labels))
+    row = Row(check.rows[0], truncated=False, prompt_tokens=0, words=words, labels=labels)
+    return BatchItem(row, artifact.manifest.outputs[:1])
 
 
 async def _self_check(
@@ -344,16 +356,24 @@ def _warm_up(
 
     Otherwise the first requests would wait while the GPU loads kernels and allocates memory. The
     row lengths are the maximum length, its half, its quarter and so on, down to 1.
+
+    Raises:
+        EngineError: A batch fails, such as for lack of memory.
     """
-    length = artifact.manifest.max_tokens
+    length = max_tokens = artifact.manifest.max_tokens
     run = partial(engine.run, output=artifact.manifest.outputs[0])
-    with ThreadPoolExecutor(engine.streams) as streams:
-        while length:
-            rows = int(max_cost / (length + attention_cost(length)))
-            for count in {1, max(1, rows)}:
-                words, labels = (None, None)
-                if artifact.manifest.spans:
-                    words, labels = [range(length)] * count, [range(1)] * count
-                batch = pack([[0] * length] * count, words=words, labels=labels)
-                list(streams.map(run, [batch] * engine.streams))
-            length //= 2
+    try:
+        with ThreadPoolExecutor(engine.streams) as streams:
+            while length:
+                rows = int(max_cost / (length + attention_cost(length)))
+                for count in {1, max(1, rows)}:
+                    words, labels = (None, None)
+                    if artifact.manifest.spans:
+                        words, labels = [range(length)] * count, [range(1)] * count
+                    batch = pack([[0] * length] * count, words=words, labels=labels)
+                    list(streams.map(run, [batch] * engine.streams))
+                length //= 2
+    except Exception as error:  # runtimes document no errors
+        raise EngineError(
+            f"the GPU cannot run batches of up to {max_tokens} tokens per row: {reason_of(error)}"
+        ) from error

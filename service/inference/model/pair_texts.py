@@ -60,8 +60,7 @@ class PairTexts:
         self._queries.add(queries, on_overflow)
         with after(len(queries)):
             self._documents.add(documents, on_overflow)
-        own = [*queries] * len(documents) if len(queries) == 1 else queries
-        self._pairs = list(zip(own, documents, strict=True))
+        self._pairs = pairs_of(queries, documents)
 
     @property
     def rows(self) -> list[Row]:
@@ -107,3 +106,9 @@ class PairTexts:
         if row < self.queries:
             return queries.index(self._queries.text(row))
         return len(queries) + documents.index(self._documents.text(row - self.queries))
+
+
+def pairs_of(queries: Sequence[str], documents: Sequence[str]) -> list[tuple[str, str]]:
+    """Return one pair per document: with the query of its index, or with the only query."""
+    own = [*queries] * len(documents) if len(queries) == 1 else queries
+    return list(zip(own, documents, strict=True))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from service.inference.explain.terms import check_explainable
 from service.inference.model.chunk_scores import check_chunking, score_pairs, score_vectors
 from service.inference.model.classification import Classification
 from service.inference.model.pair_scores import PairScores
-from service.inference.model.pair_texts import PairTexts
+from service.inference.model.pair_texts import PairTexts, pairs_of
 from service.inference.model.similarity import EncodedTexts, compare, similarity_of, token_limit
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.metrics import observe_stages
@@ -26,7 +25,6 @@ from service.inference.tokenizing.chunking import Chunking
 from service.inference.tokenizing.pairs import PairLimits
 from service.inference.tokenizing.rows import Row
 
-Item = TypeVar("Item")
 Pair = tuple[str, str]
 Input = str | Pair
 
@@ -174,7 +172,7 @@ async def _score_pairs(
     """Return the scores of a reranker."""
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
-    pairs = list(zip(repeat(queries, len(documents)), documents, strict=True))
+    pairs = pairs_of(queries, documents)
     with after(len(queries)):
         result = await classify(model, pairs, limits, options, count_tokens)
     return PairScores(
@@ -250,11 +248,6 @@ def _check_labels(model: LoadedModel) -> None:
             "one label",
             code="wrong_model",
         )
-
-
-def repeat(items: Sequence[Item], count: int) -> Sequence[Item]:
-    """Return one item as often as needed, or several items as they are."""
-    return list(items) * count if len(items) == 1 else items
 
 
 @contextmanager

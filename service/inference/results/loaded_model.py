@@ -115,8 +115,7 @@ class LoadedModel:
         batcher: Batcher that runs rows on the engine.
         cache: The batcher behind a cache of the results of rows; None: no cache.
         max_cost: Maximum cost of a batch, in tokens; see `batch_former`.
-        max_token_vectors: Maximum number of tokens per call of `encode_tokens`, `encode_multi`,
-            `tag`, `tokenize` or late chunking.
+        max_token_vectors: See `ModelOptions`.
         max_chunks: See `ModelOptions`.
         identity: SHA-256 of everything that determines results; see `models.identity`.
         graph_sha256: SHA-256 of the graph and its weights; see `Artifact.graph_sha256`.
@@ -227,7 +226,7 @@ class LoadedModel:
                 vectors `(L, D)`, "multi" multi-vectors `(L, W)`, "sparse" a sparse vector,
                 "weights" token weights `(L, 1)`, "logits" logits `(C,)`, and "tags" the logits of
                 each token, `(L, C)`. "spans" returns logits of spans, see `models.network.spans`.
-            options: Deadline and priority.
+            options: Options of the call, whose deadline and priority count here.
             uses_cache: Whether results can be those of equal rows, computed before.
 
         Raises:
@@ -276,10 +275,12 @@ class LoadedModel:
             raise _stopped_error()
         trace = TRACE.get()
         items = [BatchItem(rows[index], outputs, trace) for index in indices]
+        is_cached = uses_cache and _CACHED.issuperset(outputs)
+        batcher = self.cache if self.cache is not None and is_cached else self.batcher
         try:
-            if self.cache is not None and uses_cache and _CACHED.issuperset(outputs):
-                return await self.cache.submit(items, options.remaining_s, options.priority)
-            return await self.batcher.submit(items, options.remaining_s, priority=options.priority)
+            return await batcher.submit(
+                items, timeout_s=options.remaining_s, priority=options.priority
+            )
         except QueueFull:
             raise self._queue_full_error() from None
         except TooLate as error:
@@ -316,7 +317,7 @@ class LoadedModel:
             count: Number of inputs.
             tokenize: Returns the row of each input.
             outputs: Outputs of the graph to return.
-            options: Deadline and priority.
+            options: Options of the call, whose deadline and priority count here.
             max_tokens: Maximum number of tokens for results per token; None: `max_token_vectors`.
             needs_engine: Whether a full queue refuses the inputs before they are tokenised.
             count_tokens: Called with the number of tokens of all rows before they run, and may

@@ -220,9 +220,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[CallOptions]:
     """The options of each run of pairs."""
     runs: list[CallOptions] = []
 
-    async def record(*arguments: object) -> vitrine.PairScores:
-        runs.append(next(each for each in arguments if isinstance(each, CallOptions)))
-        return await score_pairs(*arguments)  # type: ignore[arg-type]
+    async def record(*arguments: object, **named: object) -> vitrine.PairScores:
+        own = (*arguments, *named.values())
+        runs.append(next(each for each in own if isinstance(each, CallOptions)))
+        return await score_pairs(*arguments, **named)  # type: ignore[arg-type]
 
     score_pairs = scoring.score
     for module in ("scoring", "explanations"):
