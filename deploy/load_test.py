@@ -199,6 +199,10 @@ def texts_of(words: str, seed: int) -> Iterator[str]:
         yield " ".join(draw.choices(_WORDS, k=length))
 
 
+class LoadTestError(Exception):
+    """A run cannot be finished."""
+
+
 class Generator:
     """Sends one process's share of a run.
 
@@ -358,6 +362,9 @@ def run(plan: LoadPlan, expected: Sequence[Sequence[float]], processes: int) -> 
         plan: Parameters of the run.
         expected: Known vector of each sample text.
         processes: Number of processes.
+
+    Raises:
+        LoadTestError: A process has died.
     """
     shows_progress = sys.stderr.isatty()
     context = multiprocessing.get_context("spawn")
@@ -376,9 +383,11 @@ def run(plan: LoadPlan, expected: Sequence[Sequence[float]], processes: int) -> 
     progress = {index: Counter[str]() for index in range(processes)}
     while finished < processes:
         try:
-            index, message = messages.get(timeout=plan.seconds + plan.warm_up + plan.timeout + 60)
+            index, message = messages.get(timeout=1)
         except queue.Empty:
-            sys.exit("a process of the load test has stopped responding")
+            if any(worker.exitcode for worker in workers):
+                raise LoadTestError("a process of the load test has died") from None
+            continue
         if isinstance(message, Measurements):
             measurements.add(message)
             finished += 1
@@ -423,7 +432,7 @@ class LoadResult:
         """Compute the results of a run from its measurements."""
         latencies, lags = sorted(measurements.latencies), sorted(measurements.lags)
         quantiles = {
-            name: 1e3 * quantile(latencies, q) if len(latencies) * (1 - q) >= 10 else None
+            name: 1e3 * quantile(latencies, q) if _beyond(q, len(latencies)) >= 10 else None
             for name, q in QUANTILES.items()
         }
         quantiles["max"] = 1e3 * latencies[-1] if latencies else None
@@ -477,7 +486,12 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
     It is the smallest value that at least a share `q` of the values do not exceed.
     """
-    return ordered[max(0, math.ceil(q * len(ordered)) - 1)]
+    return ordered[len(ordered) - _beyond(q, len(ordered)) - 1]
+
+
+def _beyond(q: float, count: int) -> int:
+    """Return how many of `count` sorted values come after their `q`-quantile."""
+    return count - max(1, math.ceil(q * count))
 
 
 def describe(outcomes: Mapping[str, int]) -> str:
@@ -586,8 +600,8 @@ def _words(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    if not text.isascii():  # the message does not show it
-        raise argparse.ArgumentTypeError("the key has other characters than those of ASCII")
+    if not (text.isascii() and text.isprintable()):  # the message does not show it
+        raise argparse.ArgumentTypeError("the key has other characters than printable ASCII")
     return text
 
 
@@ -746,9 +760,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             own = processes if plan.rate else min(processes, plan.clients)
             measurements = run(plan, expected[plan.target], own)
             results.append(LoadResult.of(plan, measurements))
-    except KeyboardInterrupt:
-        print(f"interrupted after {len(results)} of {len(plans)} runs", file=sys.stderr)
-        status = 130
+    except (KeyboardInterrupt, LoadTestError) as error:
+        reason = str(error) or "interrupted"
+        print(f"{reason}, after {len(results)} of {len(plans)} runs", file=sys.stderr)
+        status = 130 if isinstance(error, KeyboardInterrupt) else 1
     if results:
         print(table(results))
         if options.out:

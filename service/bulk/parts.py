@@ -3,18 +3,19 @@
 import base64
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from models.artifact import sha256
 from service.bulk.options import OutputFormat
@@ -110,25 +111,39 @@ class _NumpyWriter:
 
     def __init__(self, files: Sequence[Path], schema: pa.Schema) -> None:
         array, others = files
-        self._path = array
-        self._width = schema.field(_VECTORS).type.list_size
+        type_ = schema.field(_VECTORS).type
+        self._width = type_.list_size
+        self._dtype = np.dtype(type_.value_type.to_pandas_dtype())
+        self._rows = 0
         self._json = _JsonWriter([others], schema)
-        self._vectors: list[np.ndarray[Any, Any]] = []
+        self._file = array.open("wb")
+        self._write_header()
+
+    def _write_header(self) -> None:
+        # Of the same length for each number of rows: NumPy leaves room for it.
+        _write_header(self._file, self._dtype, (self._rows, self._width))
 
     def add(self, rows: pa.RecordBatch) -> None:
         vectors = rows.column(_VECTORS)
         values = vectors.flatten().to_numpy().reshape(-1, self._width)
-        is_float = np.issubdtype(values.dtype, np.floating)
-        filled = np.full((len(rows), self._width), np.nan if is_float else 0, values.dtype)
+        is_float = np.issubdtype(self._dtype, np.floating)
+        filled = np.full((len(rows), self._width), np.nan if is_float else 0, self._dtype)
         filled[vectors.is_valid().to_numpy(zero_copy_only=False)] = values
-        self._vectors.append(filled)
+        self._file.write(filled.data)
+        self._rows += len(rows)
         self._json.add(rows.drop_columns([_VECTORS]))
 
     def close(self) -> None:
         self._json.close()
-        if self._vectors:  # there are none if the part is discarded
-            with self._path.open("wb") as file:
-                np.save(file, np.concatenate(self._vectors))
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+
+
+def _write_header(file: BinaryIO, dtype: np.dtype[Any], shape: tuple[int, int]) -> None:
+    descr = np.lib.format.dtype_to_descr(dtype)
+    header = {"descr": descr, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
 
 
 def _values(name: str, column: pa.Array) -> list[Any]:
@@ -205,12 +220,14 @@ def _join_lines(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:
 
 
 def _join_numpy(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:
-    arrays = [np.load(array, mmap_mode="r") for array, _ in parts]
-    header = np.lib.format.header_data_from_array_1_0(arrays[0])
-    header["shape"] = sum(map(len, arrays)), arrays[0].shape[1]
+    def opened() -> Iterator[NDArray[Any]]:
+        """Yield the array of each part; together they could be more files than may be open."""
+        return (np.load(array, mmap_mode="r") for array, _ in parts)
+
+    first = next(opened())
     with files[0].open("wb") as joined:  # through a memory map, a full disk would be SIGBUS
-        np.lib.format.write_array_header_1_0(joined, header)
-        for array in arrays:
+        _write_header(joined, first.dtype, (sum(map(len, opened())), first.shape[1]))
+        for array in opened():
             joined.write(array.data)
     _join_lines([[others] for _, others in parts], files[1:])
 

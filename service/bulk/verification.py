@@ -17,9 +17,10 @@ from service.bulk.options import HIGHLIGHTS, ROW, BulkError, rows_of_part
 from service.bulk.parts import native_file
 from service.bulk.texts import records_of
 
-# Largest difference between a row of the output and the same record alone: 1 - cosine of vectors,
-# or the difference of a score, relative to it if it is above 1. Dot products and distances can be
-# hundreds. Batches change float32 vectors by 1e-7; other types round.
+# Largest difference between a row of the output and the same record alone: 1 - cosine of vectors or
+# the relative difference of their lengths, or the difference of a score, relative to it if it is
+# above 1. Dot products and distances can be hundreds. Batches change float32 vectors by 1e-7; other
+# types round.
 _TOLERANCE = 1e-5
 _ROUNDED_TOLERANCE = 2e-2
 # The same for bits: values near 0 can have either sign.
@@ -98,7 +99,7 @@ def _read_rows(folder: Path, journal: Journal, rows: Iterable[int]) -> dict[int,
 def _difference(stored: Mapping[str, object], again: Mapping[str, object], dtype: str) -> float:
     """Return the largest difference of two results; infinity if they differ in kind."""
     if "ids" in again and again["ids"] is not None and stored["ids"] is not None:
-        return 1 - _cosine(*_dense(stored, again))  # a weight near 0 may be in one of them alone
+        return _of_vectors(*_dense(stored, again))  # a weight near 0 may be in one of them alone
     largest = 0.0
     for name, value in again.items():
         if name == HIGHLIGHTS:  # nearly equal sentences can change their places
@@ -109,12 +110,29 @@ def _difference(stored: Mapping[str, object], again: Mapping[str, object], dtype
                 return np.inf
         elif numbers.shape != expected.shape:
             return np.inf
-        elif numbers.size > 1:
-            largest = max(largest, 1 - _cosine(numbers, expected))
+        elif numbers.size > 1 and name != "scores":
+            largest = max(largest, _of_vectors(numbers, expected))
         else:
-            scale = np.maximum(1, abs(expected))
-            largest = max(largest, float((abs(numbers - expected) / scale).max()))
+            largest = max(largest, _of_scores(numbers, expected))
     return largest
+
+
+def _of_scores(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Return the largest difference of scores, relative to scores above 1."""
+    if not np.isfinite([a, b]).all():
+        return 0.0 if np.array_equal(a, b, equal_nan=True) else np.inf
+    return float((abs(a - b) / np.maximum(1, abs(b))).max())
+
+
+def _of_vectors(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Return 1 - cosine, or the relative difference of the lengths if it is larger."""
+    if not np.isfinite([a, b]).all():
+        return 0.0 if np.array_equal(a, b, equal_nan=True) else np.inf
+    lengths = [float(np.linalg.norm(each)) for each in (a, b)]
+    if min(lengths) == 0:
+        return 0.0 if max(lengths) == 0 else np.inf
+    cosine = float(np.vdot(a, b)) / (lengths[0] * lengths[1])
+    return max(1 - cosine, 1 - min(lengths) / max(lengths))
 
 
 def _dense(*rows: Mapping[str, object]) -> list[NDArray[np.float64]]:
@@ -139,8 +157,3 @@ def _numbers(value: object, dtype: str) -> NDArray[np.float64] | None:
         codes = numbers.astype(np.int16) + (128 if dtype == "binary" else 0)
         return np.where(np.unpackbits(codes.astype(np.uint8)) == 1, 1.0, -1.0)
     return numbers
-
-
-def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    norms = np.linalg.norm(a) * np.linalg.norm(b)
-    return float(np.vdot(a, b) / norms) if norms else float(np.array_equal(a, b))

@@ -190,6 +190,13 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
     )
 
 
+def _api_key() -> str:
+    key = os.environ.get(_KEY, "")
+    if not (key.isascii() and key.isprintable()):  # an error about the header would show it
+        raise OptionError(f"{_KEY} has other characters than printable ASCII")
+    return key
+
+
 def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
     """Return how documents and queries are encoded.
 
@@ -210,7 +217,7 @@ def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
             raise OptionError("TEI's contract has no names of models; leave out --model")
         if "@" in values["server"]:
             raise OptionError(f"--server has a password; give an API key in {_KEY}")
-        server = ServerJob(values["server"], contract, name, key=os.environ.get(_KEY, ""))
+        server = ServerJob(values["server"], contract, name, key=_api_key())
         documents, queries = (
             replace(server, prefix=values[name]) for name in ("document_prefix", "query_prefix")
         )

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import math
+import multiprocessing
 import random
 import selectors
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -282,6 +283,7 @@ def test_each_kind_of_api_is_measured_by_two_processes(
         (("http://x", "--processes", "0"), "--processes: '0' is not an integer above 0"),
         (("http://x", "--error-rate", "5"), "--error-rate: '5' is not a number from 0 to 1"),
         (("http://x", "--key", "ключ"), "--key: the key has other characters than"),
+        (("http://x", "--key", "of a file\r"), "--key: the key has other characters than"),
         (("http://x", "--out", "/none/both"), "--out: '/none/both' is not the name of a file in"),
         (("http://x", "--rates", "1", "--clients", "1"), "not allowed with argument"),
     ],
@@ -322,7 +324,47 @@ def test_interrupt_leaves_the_results_of_the_runs_before(
     status, result = load_of(tmp_path / "a.json", "--rates", "10,20,30")
     assert status == 130
     assert result["offered"] == 10
-    assert "interrupted after 1 of 3 runs" in capsys.readouterr().err
+    assert "interrupted, after 1 of 3 runs" in capsys.readouterr().err
+
+
+class DyingProcess:
+    """A process that dies before it has sent anything."""
+
+    exitcode = -9
+
+    def __init__(self, **_: object) -> None:
+        """Take the arguments of `multiprocessing.Process`."""
+
+    def start(self) -> None:
+        """Die."""
+
+
+def test_process_that_dies_leaves_the_results_of_the_runs_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real = load_test.run
+    simulate(monkeypatch, StubServer())
+    simulated = load_test.run
+
+    def run(plan: load_test.LoadPlan, *arguments: object) -> load_test.Measurements:
+        own = real if plan.rate == 20 else simulated
+        return own(plan, *arguments)  # type: ignore[arg-type]
+
+    context = multiprocessing.get_context("spawn")
+    monkeypatch.setattr(context, "Process", DyingProcess)
+    monkeypatch.setattr(load_test, "run", run)
+    status, result = load_of(tmp_path / "a", "--rates", "10,20,30")
+    assert status == 1
+    assert result["offered"] == 10
+    assert "a process of the load test has died, after 1 of 3 runs" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("count", "is_known"), [(99, False), (100, True), (101, True)])
+def test_quantile_is_known_with_ten_requests_beyond_it(count: int, is_known: bool) -> None:
+    plan = load_test._plans(load_test._options(["http://stub", "--rates", "10"]))[0]
+    measurements = load_test.Measurements([0.001 * n for n in range(1, count + 1)])
+    p90 = load_test.LoadResult.of(plan, measurements).latency_ms["p90"]
+    assert p90 == (pytest.approx(90 if count == 100 else 91) if is_known else None)
 
 
 def test_outcomes_are_told_in_words() -> None:

@@ -19,6 +19,7 @@ from service.inference.results.vectors import EncodeOutput, VectorOptions
 from service.inference.tokenizing.chunking import Chunking, is_integer
 
 _TEXT = frozenset({str})
+_TEXTS = "a text or a list"
 _INTEGER = frozenset({int})
 _BYTES = (bytes, bytearray, memoryview)
 # Maximum number of labels of entities; each is part of every row.
@@ -45,21 +46,25 @@ def id_lists(rows: object) -> Sequence[Sequence[int]]:
     Raises:
         InvalidInput: `rows` is something else; `index` is the index of the row at fault.
     """
-    return [_ids(row, index) for index, row in enumerate(_items(rows, "rows"))]
+    lists = enumerate(_items(rows, "rows", "a list"))
+    return [_ids(row, index, "a list of token ids") for index, row in lists]
 
 
-def text_list(texts: object, name: str = "inputs", *, has_index: bool = True) -> Sequence[str]:
+def text_list(
+    texts: object, name: str = "inputs", *, has_index: bool = True, allows_one: bool = True
+) -> Sequence[str]:
     """Return one text, or several texts, as a list.
 
     Args:
         texts: One text, or an iterable of texts.
         name: Name of the argument, for the error.
         has_index: Whether the error has the index of the text; its pointer has it anyway.
+        allows_one: Whether one text is valid too.
 
     Raises:
         InvalidInput: `texts` is something else; `index` is the index of the text at fault.
     """
-    items = _items(texts, name)
+    items = _items(texts, name, _TEXTS if allows_one else "a list")
     if _TEXT.issuperset(map(type, items)):
         return items
     for index, item in enumerate(items):
@@ -110,7 +115,7 @@ def explanation_of_scores(
 
 
 def entity_labels(labels: object, **options: Any) -> EntityLabels | None:  # noqa: ANN401
-    """Return the labels of entities without duplicates, and their options; None: no labels.
+    """Return the labels of entities, and their options; None: no labels.
 
     Raises:
         InvalidInput: A label or an option is invalid, or an option is set without labels.
@@ -123,15 +128,13 @@ def entity_labels(labels: object, **options: Any) -> EntityLabels | None:  # noq
                     f"{name} applies to labels, which are not set", pointer=f"/{name}"
                 )
         return None
-    if isinstance(labels, str):
-        raise InvalidInput("labels must be a list", pointer="/labels")
-    own = text_list(labels, "labels", has_index=False)
+    own = text_list(labels, "labels", has_index=False, allows_one=False)
     if not 1 <= len(own) <= MAX_ENTITY_LABELS:
         raise InvalidInput(f"labels must have 1 to {MAX_ENTITY_LABELS} labels", pointer="/labels")
     for index, label in enumerate(own):
         if not label.strip():
             raise InvalidInput("the label is empty", pointer=f"/labels/{index}")
-    return EntityLabels(labels=tuple(dict.fromkeys(own)), **options)
+    return EntityLabels(labels=tuple(own), **options)
 
 
 def pair_list(inputs: object) -> Sequence[str | tuple[str, str]]:
@@ -173,34 +176,38 @@ def check_vector_options(model: LoadedModel, options: VectorOptions) -> None:
         )
 
 
-def _items(values: Any, name: str) -> Sequence[Any]:  # noqa: ANN401 - from any caller
-    """Return one text, or the elements of an iterable, as a list of its own.
+def _items(values: Any, name: str, allowed: str = _TEXTS) -> Sequence[Any]:  # noqa: ANN401
+    """Return one text, or the elements of an iterable from any caller, as a list of its own.
 
     A caller may change its list while the call waits.
     """
     if type(values) is list:
         return values.copy()
-    if isinstance(values, str):
+    if isinstance(values, str) and allowed == _TEXTS:
         return [values]
     try:
-        # Bytes have numbers, mappings and tables the names of columns, and sets no order.
-        if isinstance(values, (*_BYTES, Mapping, Set)) or hasattr(values, "columns"):
+        # Of texts they are characters, of bytes numbers, of mappings and tables the names of
+        # columns, and those of sets have no order.
+        if isinstance(values, (str, *_BYTES, Mapping, Set)) or hasattr(values, "columns"):
             raise TypeError
         iterator = iter(values)
     except TypeError:
         raise InvalidInput(
-            f"{name} must be a text or a list, not {_type_of(values)}", pointer=f"/{name}"
+            f"{name} must be {allowed}, not {_type_of(values)}", pointer=f"/{name}"
         ) from None
     return values.to_pylist() if hasattr(values, "to_pylist") else list(iterator)  # of pyarrow
 
 
-def _ids(row: Any, index: int) -> Sequence[int]:  # noqa: ANN401 - from any caller
+def _ids(
+    row: Any,  # noqa: ANN401 - from any caller
+    index: int,
+    allowed: str = "a text or a list of token ids",
+) -> Sequence[int]:
     """Return a row of token ids as a list; arrays of NumPy, torch and pandas have `tolist`."""
     is_array = hasattr(row, "tolist") and not isinstance(row, _BYTES)
     ids = row.tolist() if is_array else row
     if not isinstance(ids, (list, tuple, range)):
-        detail = f"expected a text or a list of token ids, not {_type_of(row)}"
-        raise InvalidInput(detail, index=index)
+        raise InvalidInput(f"expected {allowed}, not {_type_of(row)}", index=index)
     if _INTEGER.issuperset(map(type, ids)):
         return list(ids)
     for number in ids:

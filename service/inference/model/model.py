@@ -478,7 +478,7 @@ class Model(LoadedModel):
         chosen = explanation_of_scores(explain, chunking)
         if not isinstance(query, str):
             raise InvalidInput("query must be a text", pointer="/query")
-        documents = [] if isinstance(documents, str) else text_list(documents, "documents")
+        documents = text_list(documents, "documents", allows_one=False)
         if not documents:
             raise InvalidInput("documents must be a non-empty list of texts", pointer="/documents")
         for name, number in numbers.items():

@@ -94,17 +94,6 @@ class PairScores:
         ]
         return picture(repr(self), ranked)
 
-    def of(self, indices: Sequence[int]) -> "PairScores":
-        """Return the scores of some pairs, without explanations."""
-        return PairScores(
-            self.scores[indices],
-            self.raw_scores[indices],
-            self.kind,
-            [self.tokens[index] for index in indices],
-            [self.truncated[index] for index in indices],
-            self.seconds,
-        )
-
     def ranking(self, limit: int | None = None) -> list[int]:
         """Return the indices of the pairs by their scores, best first.
 

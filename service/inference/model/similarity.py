@@ -209,16 +209,30 @@ def compare_all(kind: SimilarityName, a: VectorsOfTexts, b: VectorsOfTexts) -> S
     """
     match a, b:
         case SparseEmbeddings(), SparseEmbeddings():
+            _check_widths(a.width, b.width)
             return np.array(
                 [sparse_similarities(kind, [own] * len(b), b.vectors, b.width) for own in a.vectors]
             )
         case MultiEmbeddings(), MultiEmbeddings():
+            _check_widths(a.vectors[0].shape[1], b.vectors[0].shape[1])
             return np.array([max_similarities([own] * len(b), b.vectors) for own in a.vectors])
     first, second = _matrix(a, "a"), _matrix(b, "b")
-    if first.shape[1] != second.shape[1]:
-        widths = f"{first.shape[1]} and {second.shape[1]} dimensions"
-        raise InvalidInput(f"a and b have vectors of {widths}", pointer="/b")
+    _check_widths(first.shape[1], second.shape[1])
+    if kind == "cosine":  # squares of float32 end at 1e-45 and 3e38
+        first, second = _scaled(first), _scaled(second)
     return similarity_matrix(kind, first, second)
+
+
+def _scaled(vectors: Vectors) -> Vectors:
+    """Return vectors `(N, W)` times powers of 2, so that the largest element is from 0.5 to 1."""
+    _, exponents = np.frexp(abs(vectors).max(1, keepdims=True, initial=0))
+    scaled: Vectors = np.ldexp(vectors, -exponents)
+    return scaled
+
+
+def _check_widths(a: int, b: int) -> None:
+    if a != b:
+        raise InvalidInput(f"a and b have vectors of {a} and {b} dimensions", pointer="/b")
 
 
 def _matrix(vectors: VectorsOfTexts, name: str) -> Vectors:

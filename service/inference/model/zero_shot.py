@@ -46,9 +46,7 @@ class CandidateLabels:
 
     def __post_init__(self) -> None:
         check_options(multi_label=self.multi_label)
-        if isinstance(self.labels, str):
-            raise InvalidInput("candidate_labels must be a list", pointer="/candidate_labels")
-        labels = text_list(self.labels, "candidate_labels", has_index=False)
+        labels = text_list(self.labels, "candidate_labels", has_index=False, allows_one=False)
         object.__setattr__(self, "labels", tuple(labels))
         if not labels or len({*labels}) < len(labels):
             raise InvalidInput(

@@ -74,7 +74,12 @@ class Quantizer:
 
 
 def _of_width(rows: ArrayLike, width: int) -> NDArray[Any]:
-    array = np.asarray(rows)
+    try:
+        array = np.asarray(rows)
+    except (TypeError, ValueError):  # rows of several lengths
+        raise InvalidInput(f"expected rows of {width} numbers") from None
+    if array.dtype.kind not in "fiu":
+        raise InvalidInput(f"expected rows of {width} numbers, not of the type {array.dtype}")
     if array.shape[-1:] != (width,):
         raise InvalidInput(f"expected rows of {width} numbers, not an array of {array.shape}")
     return array

@@ -27,7 +27,7 @@ class EntityLabels:
     """Labels of a request, and which spans with them are entities.
 
     Attributes:
-        labels: The labels, each once.
+        labels: The labels; the scores of duplicates are those of the first.
         threshold: Score from 0 to 1 that an entity exceeds.
         nested: Whether an entity can contain others. They never overlap in part.
         multi_label: Whether the same span can have several labels.
@@ -37,6 +37,11 @@ class EntityLabels:
     threshold: float = 0.5
     nested: bool = False
     multi_label: bool = False
+
+    @property
+    def names(self) -> list[str]:
+        """The labels, each once."""
+        return [*dict.fromkeys(self.labels)]
 
 
 async def find_entities(
@@ -50,7 +55,7 @@ async def find_entities(
         VitrineError: Any error of `LoadedModel.run`, under the same conditions.
     """
     tokenize = partial(model.word_rows.rows_with_labels, texts, labels.labels, options.on_overflow)
-    parts = [*texts, *labels.labels]
+    parts = [*texts, *labels.names]
     rows, (results,), seconds = await model.run(parts, len(texts), tokenize, ("spans",), options)
 
     def decode_all() -> list[list[Entity]]:
@@ -120,9 +125,10 @@ def decode(text: str, row: Row, logits: Vectors, labels: EntityLabels, limit: in
         if is_entity:
             kept.append((start, last, column, score))
     entities: list[Entity] = []
+    names = labels.names
     for start, last, column, score in sorted(kept, key=lambda entity: entity[0]):
         begin, end = words[start][0], words[last][1]
-        entities.append(Entity(labels.labels[column], score, begin, end, text[begin:end]))
+        entities.append(Entity(names[column], score, begin, end, text[begin:end]))
     return entities
 
 

@@ -347,7 +347,7 @@ def pooled_vectors(vectors: Vectors, options: VectorOptions, *, is_normalized: b
     normalizes = is_normalized if options.normalize is None else options.normalize
     vectors = truncate_and_normalize(vectors, options.dimensions, normalizes)
     if options.truncate_dim is not None:
-        vectors = truncate_and_normalize(vectors, options.truncate_dim, options.normalize is True)
+        vectors = truncate_and_normalize(vectors, options.truncate_dim, bool(options.normalize))
     return vectors
 
 

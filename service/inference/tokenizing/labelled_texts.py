@@ -79,29 +79,30 @@ class LabelledTexts:
         Raises:
             InvalidInput: See `rows`.
         """
-        prompt = [word for label in labels for word in (self._rules.label_marker, label)]
+        names = [*dict.fromkeys(labels)]
+        prompt = [word for name in names for word in (self._rules.label_marker, name)]
         prompt.append(self._rules.text_marker)
         (encoding,) = self._encode([prompt], with_special=True)
         first = first_tokens(encoding.word_ids)
         # One token of a text, and the special token after it, have to fit too.
         if encoding.overflowing or len(encoding.ids) >= self._max_tokens:
             raise InvalidInput(
-                f"the {len(labels)} labels leave no room for a text within the model's maximum of "
+                f"the {len(names)} labels leave no room for a text within the model's maximum of "
                 f"{self._max_tokens} tokens; use fewer or shorter labels",
                 code="too_long",
                 pointer="/labels",
             )
         marker = self._tokenizer.token_to_id(self._rules.label_marker)
-        for index in range(len(labels)):
+        for index, name in enumerate(names):
             start, end = first.get(2 * index + 1), first.get(2 * index + 2)
             if start is None or marker in encoding.ids[start:end]:
                 raise InvalidInput(
                     "the label has no tokens, or contains the marker of labels",
-                    pointer=f"/labels/{index}",
+                    pointer=f"/labels/{labels.index(name)}",
                 )
         # The text's tokens come between the last token of the prompt and special tokens after it.
         end = max(i for i, word in enumerate(encoding.word_ids) if word is not None) + 1
-        positions = tuple(first[2 * index] for index in range(len(labels)))
+        positions = tuple(first[2 * index] for index in range(len(names)))
         return encoding.ids[:end], encoding.ids[end:], positions
 
     def _row(

@@ -174,7 +174,12 @@ def test_error_of_python_names_the_input_and_what_it_is(models: Models) -> None:
         (lambda: model.encode(["a", ""]), r"^inputs\[1\]: the text is empty$"),
         (lambda: model.rerank("a", ["a", b"b"]), r"^documents\[1\]: .*, not bytes$"),
         (lambda: model.score(["a", None], ["b", "c"]), r"^queries\[1\]: .*, not None$"),
-        (lambda: model.rerank("a", "b"), r"^documents must be a non-empty list"),
+        (lambda: model.rerank("a", "b"), r"^documents must be a list, not str$"),
+        (lambda: model.rerank("a", {"b": 1}), r"^documents must be a list, not dict$"),
+        (lambda: model.rerank("a", []), r"^documents must be a non-empty list"),
+        (lambda: model.decode("abc"), r"^rows must be a list, not str$"),
+        (lambda: model.decode(["abc"]), r"expected a list of token ids, not str$"),
+        (lambda: model.tag("a", labels={"b": 1}), r"^labels must be a list, not dict$"),
     ]
     for call, message in cases:
         with pytest.raises(vitrine.InvalidInput, match=message):

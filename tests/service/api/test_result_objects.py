@@ -1,6 +1,7 @@
 """Results of the Python API as arrays, sequences and reprs, for all kinds of models."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -139,6 +140,35 @@ def test_similarity_takes_arrays_and_one_vector(models: Models) -> None:
         (result[1], expected[1:2]),
     ):
         np.testing.assert_allclose(model.similarity(queries, result), own, rtol=0, atol=1e-9)
+
+
+def test_truth_values_of_numpy_normalise_too(models: Models) -> None:
+    expected = models["dense"].encode(TEXTS, truncate_dim=8, normalize=True)
+    actual = models["dense"].encode(TEXTS, truncate_dim=8, normalize=np.True_)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(actual.vectors, expected.vectors)
+
+
+def test_cosine_of_small_and_large_vectors_is_that_of_float64(models: Models) -> None:
+    vectors = np.array([[3e-23, 4e-23], [3e20, 4e20], [0, 1e-44], [0, 0]], np.float32)
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1, keepdims=True)
+    units = vectors / np.maximum(lengths, 1e-300)
+    expected = units @ units.T
+    actual = models["dense"].similarity(vectors, vectors)
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+def test_similarity_of_vectors_of_other_widths_is_refused(models: Models) -> None:
+    for name in ("encode", "encode_sparse", "encode_multi"):
+        model = models[{"encode": "dense"}.get(name, name.removeprefix("encode_"))]
+        result = getattr(model, name)(TEXTS)
+        if name == "encode_sparse":
+            other = replace(result, width=result.width + 1)
+        else:
+            other = replace(result, vectors=[vector[..., :-1] for vector in result.vectors])
+        for pair in ((result, other), (other, result)):
+            with pytest.raises(vitrine.InvalidInput, match="a and b have vectors of") as raised:
+                model.similarity(*pair)
+            assert raised.value.pointer == "/b"
 
 
 def test_similarity_of_different_kinds_and_of_a_classifier_is_refused(models: Models) -> None:

@@ -173,6 +173,7 @@ def test_truncated_texts_are_marked_or_refused(entity_client: TestClient) -> Non
         ({"labels": ["the", 3]}, None, "/labels/1", "valid string"),
         ({"labels": ["the", "\u200d"]}, None, "/labels/1", "the label has no tokens"),
         ({"labels": ["the", "a <<ENT>> b"]}, None, "/labels/1", "contains the marker of labels"),
+        ({"labels": ["the", "the", "<<ENT>>"]}, None, "/labels/2", "the marker of labels"),
         ({"labels": ["a " * 120, "b " * 120]}, None, "/labels", "2 labels leave no room"),
         ({"threshold": 1.5}, None, "/threshold", "less than or equal to 1"),
         ({"threshold": "0.5"}, None, "/threshold", "valid number"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from models.artifact import Artifact
 from models.identity import identity_of
 from service.bulk.job import encode_files
 from service.bulk.options import BulkError, BulkOptions, OptionError
+from service.bulk.parts import FORMATS
 from service.bulk.pipeline import Pipeline
 from service.bulk.progress import Progress
 from service.inference.batching.batcher import Outcome
@@ -325,9 +327,15 @@ def test_joined_array_is_not_written_through_a_memory_map(
     """A full disk would kill the process, by SIGBUS, without a message."""
     own: Any = np.memmap
 
+    arrays: list[weakref.ref[Any]] = []
+
     def read_only(*arguments: Any, mode: str, **options: Any) -> Any:  # noqa: ANN401
         assert mode == "r"
-        return own(*arguments, mode=mode, **options)
+        # There can be more parts than files that may be open.
+        assert sum(array() is not None for array in arrays) <= 2
+        array = own(*arguments, mode=mode, **options)
+        arrays.append(weakref.ref(array))
+        return array
 
     monkeypatch.setattr(np, "memmap", read_only)
     path = write_texts(tmp_path, TEXTS)
@@ -336,6 +344,24 @@ def test_joined_array_is_not_written_through_a_memory_map(
     parts = [np.load(part) for part in sorted((output / "parts").glob("*.npy"))]
     joined = np.load(output / "joined" / "embeddings.npy")
     np.testing.assert_allclose(joined, np.concatenate(parts), atol=1e-6, strict=True)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_arrays_are_written_while_rows_come_as_numpy_writes_them_at_once(
+    tmp_path: Path, count: int
+) -> None:
+    vectors = np.random.default_rng(0).normal(size=(count * 1000, 64)).astype(np.float16)
+    type_ = pa.list_(pa.float16(), 64)
+    schema = pa.schema([("embedding", type_)])
+    path = tmp_path / "own.npy"
+    writer = FORMATS["npy"].writer([path, tmp_path / "own.jsonl"], schema)
+    for part in vectors.reshape(count, 1000, 64):
+        values = pa.FixedSizeListArray.from_arrays(part.ravel(), 64)
+        writer.add(pa.record_batch([values], schema=schema))
+    assert path.stat().st_size >= vectors.nbytes - 2**16
+    writer.close()
+    np.save(tmp_path / "expected.npy", vectors)
+    assert path.read_bytes() == (tmp_path / "expected.npy").read_bytes()
 
 
 @pytest.mark.parametrize("settings", [{}, {"concat": True}, {"dtype": "float16"}])

@@ -272,3 +272,17 @@ def test_options_that_do_not_apply_are_refused(
 ) -> None:
     assert main([str(tmp_path / "output"), "--beir", str(collection), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_key_that_no_header_can_have_is_not_shown(
+    collection: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("VITRINE_KEY", "of a file\r")
+    server = ["--server", "http://host", "--model", "x"]
+    assert main([str(tmp_path / "output"), "--beir", str(collection), *server]) == 2
+    error = capsys.readouterr().err
+    assert "VITRINE_KEY has other characters than printable ASCII" in error
+    assert "of a file" not in error

@@ -101,6 +101,14 @@ def test_vectors_and_codes_of_another_width_are_refused(
         short.dequantize(full(vectors))
 
 
+@pytest.mark.parametrize("rows", [[[1, 2], [3]], ["x"] * 8, [None] * 8])
+def test_rows_that_are_no_numbers_are_refused(model: SyncModel, rows: Any) -> None:  # noqa: ANN401
+    quantizer = model.quantizer("binary", dimensions=8)
+    for convert in (quantizer, quantizer.dequantize):
+        with pytest.raises(InvalidInput, match=r"expected rows of \d numbers"):
+            convert(rows)
+
+
 def test_dequantized_vectors_have_the_neighbours_of_the_originals(model: SyncModel) -> None:
     vectors = model.encode(TEXTS[:100]).vectors
     quantizer = model.quantizer("int8")
