@@ -248,7 +248,7 @@ def run_command(
 
     Args:
         name: Name of the command, which begins its messages.
-        progress: Kind of the reports; see `reporting`.
+        progress: Kind of the reports; see `report_progress`.
         encode: Runs the job, given a function that reports its progress.
     """
     logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)

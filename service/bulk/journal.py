@@ -66,7 +66,8 @@ class Journal:
 
     Attributes:
         finished: The finished parts of all shards, by number.
-        input_rows: Number of records of the input; None: no run or shard has been completed.
+        input_rows: Number of records of the input; None: no run without `--shard`, or of standard
+            input, has been completed.
         joined: SHA-256 of the files that replace all parts, by name; None: there are none.
     """
 

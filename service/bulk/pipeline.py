@@ -16,14 +16,13 @@ from service.bulk.encoder import RecordEncoder, item_chars
 from service.bulk.options import ROW, BulkOptions, Kind
 from service.bulk.readers import Block
 from service.bulk.texts import Item, records_of
+from service.inference.results.chunked_texts import PASSES
 
 # Maximum number of records in flight. With more, batches have hardly less padding.
 _MAX_ROWS = 4096
 # Maximum number of characters in flight, unless one block has more: `open_model` refuses more than
 # 16 Mi characters that are tokenised at the same time.
 _MAX_CHARS = 8 * 2**20
-# How often a text that is divided into chunks counts towards that; see `ChunkedTexts.parts`.
-_CHUNK_PASSES = 4
 # Number of characters of a text and of its variants for highlights, per character of the text.
 _HIGHLIGHT_PASSES = 9
 # Approximate size of a Python text and of its tokens, in bytes per character.
@@ -111,7 +110,7 @@ class Pipeline:
         self._copied = copied
         has_chunks = kind == "chunks" or options.chunking is not None
         self._passes = _HIGHLIGHT_PASSES if options.highlight is not None else 1
-        self._max_chars = _MAX_CHARS // (_CHUNK_PASSES if has_chunks else self._passes)
+        self._max_chars = _MAX_CHARS // (PASSES if has_chunks else self._passes)
         self.schema = pa.schema([pa.field(ROW, pa.int64()), *copied, *encoder.schema])
         self._in_flight: deque[_Pending] = deque()
         self._rows_in_flight = self._chars_in_flight = self._bytes_in_flight = 0

@@ -421,7 +421,7 @@ GUARDS = (
         f"{_T}test_tracing.py::test_endpoint_is_that_of_the_standard_variables",
     ),
     Guard(
-        "service/inference/results/loaded_model.py",
+        "service/inference/results/batch_run.py",
         "    for trace in traces.values():\n        trace.batched.update(ids)\n",
         "",
         f"{_T}test_tracing.py::test_requests_of_a_batch_are_linked",

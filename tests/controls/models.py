@@ -368,13 +368,13 @@ GUARDS = (
     ),
     # Results of an engine.
     Guard(
-        "service/inference/results/loaded_model.py",
+        "service/inference/results/batch_run.py",
         "if not all(np.isfinite(result).all() for result in results):",
         "if False:",
         f"{_T}test_app.py::test_failed_input_is_named_and_the_next_request_works",
     ),
     Guard(
-        "service/inference/results/loaded_model.py",
+        "service/inference/results/batch_run.py",
         "tuple(columns[output][index] for output in item.outputs)",
         "tuple(columns[output][-1 - index] for output in item.outputs)",
         f"{_T}test_faults.py",

@@ -366,7 +366,7 @@ GUARDS = (
         f"{_T}test_cache.py::test_model_does_not_get_results_of_another_graph_or_engine",
     ),
     Guard(
-        "service/inference/results/loaded_model.py",
+        "service/inference/results/batch_run.py",
         "row.prompt_tokens, row.adapter, row.unattended)",
         "row.prompt_tokens, 0, row.unattended)",
         f"{_T}test_cache.py::test_keys_cover_everything_that_results_depend_on",

@@ -37,7 +37,7 @@ from service.inference.batching.cache import ResultCache
 from service.inference.batching.cached_batcher import CachedBatcher
 from service.inference.batching.devices import Devices
 from service.inference.model.model import Model
-from service.inference.results.loaded_model import BatchItem, copy_read_only, run_batch
+from service.inference.results.batch_run import BatchItem, copy_read_only, run_batch
 from service.inference.results.metrics import InferenceMetrics, ModelMetrics
 from service.inference.results.query_table import read_query_weights
 from service.inference.results.token_pooling import check_poolable

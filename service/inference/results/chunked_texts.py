@@ -23,7 +23,7 @@ from service.inference.tokenizing.tokenizer import TextTokenizer, without_tokens
 
 # Texts are tokenised whole, then in chunks to measure them, and as rows. With the division this
 # takes up to four times as long as the rows alone.
-_PASSES = 4
+PASSES = 4
 
 
 class ChunkedTexts:
@@ -147,7 +147,7 @@ class ChunkedTexts:
     @property
     def parts(self) -> list[str]:
         """The texts, as often as they are tokenised; see `LoadedModel.run`."""
-        return [*self.texts] * _PASSES
+        return [*self.texts] * PASSES
 
     @property
     def chunk_owners(self) -> list[int]:

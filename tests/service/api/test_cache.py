@@ -17,7 +17,7 @@ import vitrine
 from models.artifact import Artifact
 from service.app import create_app
 from service.inference.batching.cache import CacheCounts, ResultCache
-from service.inference.results.loaded_model import BatchItem, copy_read_only
+from service.inference.results.batch_run import BatchItem, copy_read_only
 from service.inference.results.vectors import RowResults, SparseVector
 from service.inference.tokenizing.rows import Row
 from service.settings import CacheSettings, EngineSettings, ModelSettings, Settings

@@ -24,7 +24,7 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
-from service.inference.results.loaded_model import BatchItem
+from service.inference.results.batch_run import BatchItem
 from service.inference.results.vectors import RowResults
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 

@@ -28,7 +28,7 @@ from service.api.embedding_attributes import embedding_attributes
 from service.api.schemas import VERSION, EncodeRequest
 from service.app import create_app
 from service.inference.model.opening import ModelOptions, open_model
-from service.inference.results.loaded_model import BatchItem, run_batch
+from service.inference.results.batch_run import BatchItem, run_batch
 from service.inference.results.vectors import (
     MultiEmbeddings,
     SparseEmbeddings,
@@ -181,7 +181,7 @@ def test_batch_span_has_links_to_the_other_requests(
             item.trace.batched[item.trace.ids["span_id"]] = item.trace.ids
             item.trace.batched[PARENT_ID] = other
 
-    monkeypatch.setattr("service.inference.results.loaded_model._link_traces", link)
+    monkeypatch.setattr("service.inference.results.batch_run._link_traces", link)
     client.post("/encode", json={"inputs": ["a", "b"]})
     [server] = receiver.wait()
     links = {

@@ -95,7 +95,7 @@ def test_item_that_fails_in_the_engine_is_an_error_and_the_others_are_encoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from service.inference.model import opening
-    from service.inference.results.loaded_model import run_batch
+    from service.inference.results.batch_run import run_batch
 
     def run(engine: object, metrics: object, direction: object, batch: list) -> object:  # type: ignore[type-arg]
         if any(len(item.row.ids) == 6 for item in batch):

@@ -724,11 +724,13 @@ def test_list_is_there_before_the_explanations_which_an_edited_input_cancels(
     page.execute_script(
         "const send = window.fetch;"
         "window.fetch = (url, options) => options?.body?.includes('explain')"
-        " ? new Promise((_, fail) => options.signal.addEventListener('abort', () => {"
-        " window.isCancelled = true; fail(options.signal.reason); })) : send(url, options);"
+        " ? new Promise((_, fail) => { window.isAsked = true;"
+        " options.signal.addEventListener('abort', () => {"
+        " window.isCancelled = true; fail(options.signal.reason); }); }) : send(url, options);"
     )
     find(page, "#rank .go").click()
-    until(lambda: len(rows(page)) == 4)
+    until(lambda: page.execute_script("return window.isAsked"))
+    assert len(rows(page)) == 4
     assert find(page, "#rank .second").get_attribute("aria-busy") == "true"
     assert not page.find_elements(By.CSS_SELECTOR, "#rank .unit")
     type_text(page, "query", "rain")

@@ -17,7 +17,8 @@ import vitrine
 from models.artifact import Artifact
 from service.inference.batching.devices import Devices
 from service.inference.call_options import CallOptions
-from service.inference.results.loaded_model import BatchItem, LoadedModel
+from service.inference.results.batch_run import BatchItem
+from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.vectors import RowResults
 from tests.eventually import HANG_S, eventually_async
 

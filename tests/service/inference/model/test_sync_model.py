@@ -15,7 +15,7 @@ import pytest
 
 import vitrine
 from models.artifact import Artifact
-from service.inference.results.loaded_model import BatchItem
+from service.inference.results.batch_run import BatchItem
 from service.inference.results.vectors import RowResults
 from tests.eventually import HANG_S, eventually
 
