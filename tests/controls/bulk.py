@@ -261,7 +261,7 @@ GUARDS = (
     ),
     Guard(
         "service/bulk/pipeline.py",
-        "_MAX_CHARS // (_CHUNK_PASSES if has_chunks else self._passes)",
+        "_MAX_CHARS // (PASSES if has_chunks else self._passes)",
         "_MAX_CHARS",
         f"{_B}test_pipeline.py::test_texts_in_chunks_never_exceed_what_may_be_tokenised_at_once",
     ),
