@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from models.engines import EngineError, Precision, select_engine
+from models.local_path import local_path
 from models.manifest import ArtifactError
 from models.printable import printable
 from service.bulk.job import encode_files
@@ -92,9 +93,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add(
-        "inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern; -: standard input"
+        "inputs",
+        nargs="+",
+        type=local_path,
+        metavar="INPUT",
+        help="file, folder or glob pattern; -: standard input",
     )
-    add("output", type=Path, metavar="OUTPUT", help="folder for the results")
+    add("output", type=local_path, metavar="OUTPUT", help="folder for the results")
     add("--input-format", choices=INPUT_FORMATS, help="default: by the names of the files")
     add_job_options(parser)
     add(
@@ -198,7 +203,11 @@ def options_of(values: Mapping[str, Any]) -> BulkOptions:
         EngineError: The engine is unknown or unavailable on this machine.
         ArtifactError: The model cannot be found or exported; the message has the remedy.
     """
-    values = {**values, "inputs": tuple(values["inputs"]), "chunking": chunking_of(values)}
+    values = {
+        **values,
+        "inputs": tuple(map(str, values["inputs"])),
+        "chunking": chunking_of(values),
+    }
     for name in ("chunk_size", "chunk_overlap", "late"):
         del values[name]
     if values["chunking"] is not None:

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.engines import EngineError, Precision
+from models.local_path import local_path
 from models.manifest import ArtifactError
 from models.printable import printable
 from service.bulk.command_line import (
@@ -71,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("output", type=Path, metavar="OUTPUT", help="folder for vectors, rankings and results")
+    add(
+        "output", type=local_path, metavar="OUTPUT", help="folder for vectors, rankings and results"
+    )
     add("--model", help="artifact, folder, package or hub id; name on a server (default: none)")
     add(
         "--server",
@@ -82,19 +85,27 @@ def _parser() -> argparse.ArgumentParser:
     add("--query-prefix", default="", help="text before queries, for --server (default: none)")
     add("--document-prefix", default="", help="text before documents, for --server (default: none)")
     add(
-        "--beir", type=Path, metavar="FOLDER", help="corpus.*, queries.* and qrels/ (default: none)"
+        "--beir",
+        type=local_path,
+        metavar="FOLDER",
+        help="corpus.*, queries.* and qrels/ (default: none)",
     )
     add("--split", help="judgements in the qrels/ of --beir (default: test)")
-    add("--corpus", type=Path, metavar="FILE", help="documents (default: of --beir)")
-    add("--queries", type=Path, metavar="FILE", help="queries (default: of --beir)")
-    add("--qrels", type=Path, metavar="FILE", help="judgements (default: of --beir, or none)")
+    add("--corpus", type=local_path, metavar="FILE", help="documents (default: of --beir)")
+    add("--queries", type=local_path, metavar="FILE", help="queries (default: of --beir)")
+    add("--qrels", type=local_path, metavar="FILE", help="judgements (default: of --beir, or none)")
     add(
         "--known-items",
         type=int,
         metavar="N",
         help="make queries of sentences of N documents (default: read them)",
     )
-    add("--against", type=Path, metavar="FOLDER", help="earlier OUTPUT to compare (default: none)")
+    add(
+        "--against",
+        type=local_path,
+        metavar="FOLDER",
+        help="earlier OUTPUT to compare (default: none)",
+    )
     add("--measures", default=DEFAULT, help=f"default: {DEFAULT}")
     add(
         "--ignore-identical-ids", action="store_true", help="leave out documents that are the query"
