@@ -97,12 +97,16 @@ def absolute_if_local(name: object) -> object:
     """Return the path of a folder as absolute, so that none is mistaken for a hub id.
 
     Raises:
-        ValueError: It is empty, or the home directory in it is unknown.
+        ValueError: It is empty, or the home or working directory that it begins with is unknown.
     """
     if name == "":  # as a path, it would be the working directory
         raise ValueError("the name of the model is empty")
-    is_relative = isinstance(name, str) and name.startswith(".")
-    return Path(str(name)).absolute() if is_relative else expanded(name)
+    if not (isinstance(name, str) and name.startswith(".")):
+        return expanded(name)
+    try:
+        return Path(name).absolute()
+    except OSError as error:
+        raise ValueError(f"the working directory of {name} was deleted") from error
 
 
 # A path in a file of variables, as of Compose or systemd, has not passed a shell.

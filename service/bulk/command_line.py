@@ -66,7 +66,7 @@ def model_path(text: str) -> Path:
     """Return the path or name of a model, see `absolute_if_local`.
 
     Raises:
-        ArgumentTypeError: It is empty, or the home directory in it is unknown.
+        ArgumentTypeError: See `absolute_if_local`.
     """
     try:
         return Path(str(absolute_if_local(text)))
