@@ -10,6 +10,7 @@ which the complete artifact is renamed. The child inherits the lock, which so ou
 parent.
 """
 
+import argparse
 import fcntl
 import hashlib
 import json
@@ -107,6 +108,18 @@ def absolute_if_local(name: object) -> object:
         return Path(name).absolute()
     except OSError as error:
         raise ValueError(f"the working directory of {name} was deleted") from error
+
+
+def model_path(text: str) -> Path:
+    """Return the path or name of a model, see `absolute_if_local`.
+
+    Raises:
+        ArgumentTypeError: See `absolute_if_local`.
+    """
+    try:
+        return Path(str(absolute_if_local(text)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 # A path in a file of variables, as of Compose or systemd, has not passed a shell.

@@ -33,7 +33,7 @@ from service.bulk.options import (
 from service.bulk.progress import Progress, ReportKind, as_json, duration, report_progress
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.tokenizing.chunking import Chunking, Strategy
-from service.model_cache import absolute_if_local, artifact_of, required_signer
+from service.model_cache import artifact_of, model_path, required_signer
 
 log = logging.getLogger("vitrine")
 
@@ -60,18 +60,6 @@ def _bytes(text: str) -> int:
     if match is None:
         raise argparse.ArgumentTypeError("a size must have the form 512M or 2G")
     return int(match[1]) * _UNITS[match[2]]
-
-
-def model_path(text: str) -> Path:
-    """Return the path or name of a model, see `absolute_if_local`.
-
-    Raises:
-        ArgumentTypeError: See `absolute_if_local`.
-    """
-    try:
-        return Path(str(absolute_if_local(text)))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ from service.bulk.command_line import (
     chunking_of,
     export_if_needed,
     interruptible,
-    model_path,
 )
 from service.bulk.job import writing_errors
 from service.bulk.options import DTYPES, BulkError, BulkOptions, OptionError
@@ -37,7 +36,7 @@ from service.evaluation.measures import DEFAULT, parse_measures
 from service.evaluation.report import report_html, summary
 from service.evaluation.server import CONTRACTS, ContractName, ServerJob
 from service.inference.errors import VitrineError
-from service.model_cache import required_signer
+from service.model_cache import model_path, required_signer
 
 EPILOG = (
     "Exit status: 0: done; 1: failed, what is finished is kept; 2: an option was refused; "

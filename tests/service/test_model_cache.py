@@ -412,6 +412,18 @@ def test_cache_of_bulk_encoding_is_that_of_the_variable(
 
 @pytest.mark.parametrize(
     "words",
+    [["serve", ""], ["explain", "a", "b", "--model", ""], ["encode", "a", "b", "--model", ""]],
+)
+def test_empty_name_of_a_model_is_named(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(words)
+    assert "model: the name of the model is empty" in capsys.readouterr().err.lower()
+
+
+@pytest.mark.parametrize(
+    "words",
     [
         "encode texts.txt out --model ./m",
         "eval out --corpus c --known-items 2 --model ./m",
