@@ -194,12 +194,30 @@ def _matches(name: str, options: BulkOptions) -> list[Path]:
         return [file for file in _files_in(path) if _is_input(file, path, options)]
     if path.exists():
         return [path]
-    matches = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
+    matches = [Path(match) for match in sorted({*_expand(name)})]
     return [match for match in matches if not (match.is_dir() or _is_output(match, options))]
 
 
+def _expand(pattern: str) -> Iterator[str]:
+    """Yield the paths that a pattern matches; with several `**`, some of them repeatedly."""
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        yield from glob.glob(pattern)
+        return
+    index = parts.index("**")
+    rest = parts[index + 1 :] or ("*",)
+    for start in filter(os.path.isdir, glob.glob(str(Path(*parts[:index])))):
+        for folder, _ in _walk(Path(start)):
+            yield from _expand(str(Path(glob.escape(str(folder)), *rest)))
+
+
 def _files_in(folder: Path) -> list[Path]:
-    """Return the files in a folder and its subfolders, also in linked ones, sorted.
+    """Return the files in a folder and its subfolders, sorted; see `_walk`."""
+    return sorted(path / name for path, names in _walk(folder) for name in names)
+
+
+def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a folder and its subfolders that are not hidden, also linked ones, and their files.
 
     Raises:
         BulkError: A subfolder cannot be read.
@@ -208,16 +226,17 @@ def _files_in(folder: Path) -> list[Path]:
     def fail(error: OSError) -> NoReturn:
         raise BulkError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    files: list[Path] = []
     for name, subfolders, names in os.walk(folder, onerror=fail, followlinks=True):
         path = Path(name)
-        here = path.resolve()
-        # A link to a folder above would be followed for ever.
+        above = [each.resolve() for each in (path, *path.parents)]
+        # A link to a folder that is above, or was passed on the way, would be followed for ever.
         subfolders[:] = [
-            each for each in subfolders if not here.is_relative_to((path / each).resolve())
+            each
+            for each in subfolders
+            if not each.startswith(".")
+            and not any(own.is_relative_to((path / each).resolve()) for own in above)
         ]
-        files += (path / each for each in names)
-    return sorted(files)
+        yield path, names
 
 
 def _is_input(file: Path, folder: Path, options: BulkOptions) -> bool:
