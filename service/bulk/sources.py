@@ -121,6 +121,8 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
                 if path.stat().st_size:
                     file = _decompress(raw, path.name)
                     schemas[str(path)] = read_columns(file, format_, texts, copied, str(path))
+        if not schemas:
+            raise BulkError(f"the input has no records: {' '.join(options.inputs)}")
         if format_ == "jsonl":
             schemas = json_columns(schemas)
         return copied_columns(schemas, texts, copied)

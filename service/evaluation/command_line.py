@@ -293,12 +293,16 @@ def _show(results: Mapping[str, Any], folder: Path) -> None:
 
 def _compare(old: Evaluated, new: Evaluated) -> None:
     """Compare an evaluation with another one, and write and show the differences."""
-    comparison, folder = compare(old, new), new.folder
-    with writing_errors(folder):
-        content = orjson.dumps(comparison, option=orjson.OPT_INDENT_2)
-        write_file(folder / COMPARISON, [content])
-        parts = (part.encode() for part in report_html(old, new, comparison))
-        write_file(folder / "comparison.html", parts)
+    folder = new.folder
+    try:
+        comparison = compare(old, new)
+        with writing_errors(folder):
+            content = orjson.dumps(comparison, option=orjson.OPT_INDENT_2)
+            write_file(folder / COMPARISON, [content])
+            parts = (part.encode() for part in report_html(old, new, comparison))
+            write_file(folder / "comparison.html", parts)
+    except KeyError as error:
+        raise OptionError(f"an evaluation is damaged, repeat it: it lacks {error}") from error
     lacking = old.results["measures"].keys() ^ new.results["measures"].keys()
     if lacking:
         print(f"not compared, because one of the two lacks them: {', '.join(sorted(lacking))}")
