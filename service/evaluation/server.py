@@ -190,7 +190,8 @@ class _Server:
         )
         results = [result for part in parts for result in part]
         vectors = [None if isinstance(result, str) else result for result in results]
-        if self.version is None or not any(vector is not None for vector in vectors):
+        is_full = len(texts) == _PART_ROWS  # the last part may be of a few texts
+        if self.version is None or (is_full and all(vector is None for vector in vectors)):
             raise BulkError(
                 f"{self._url} refuses all of {len(texts)} texts, the first: {results[0]}"
             )

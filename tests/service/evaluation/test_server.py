@@ -197,6 +197,20 @@ def test_part_of_which_the_server_refuses_all_texts_is_an_error(
         encode(texts, tmp_path / "vectors")
 
 
+def test_last_texts_may_all_be_refused(
+    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    last = {f"passage: {text}" for text in pq.read_table(texts).column("text").to_pylist()[128:]}
+    answered(
+        lambda body: (
+            vectors(body) if last.isdisjoint(body["input"]) else httpx2.Response(422, text="no")
+        )
+    )
+    assert encode(texts, tmp_path / "vectors")
+    errors = pq.read_table(tmp_path / "vectors")["error"].to_pylist()
+    assert errors == [None] * 128 + ["422: no"] * 22
+
+
 def test_request_is_sent_again_when_the_server_is_busy(
     texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
