@@ -634,6 +634,43 @@ async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
         assert [status.name for status in registry.statuses()] == ["a", "b", "c"]
 
 
+async def test_model_whose_artifact_cannot_be_read_stays_in_service(
+    two: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched(two) as (registry, watch):
+        (two / "b").rename(two / ".b")
+        (two / "b").symlink_to("b")  # reading it fails with ELOOP, for every user
+        for _ in range(3):
+            await watch.scan(is_patient=True)
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a", "b"]
+        assert f"{two / 'b'}: it cannot be read: Too many levels" in caplog.text
+        (two / "b").unlink()
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a"]
+
+
+async def test_scans_before_the_models_are_open_load_nothing_twice(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = ModelRegistry(default="a")
+    watch = ModelWatch(registry, lambda: specs_in(two, ONE_THREAD))
+    loads: list[Path] = []
+
+    async def count(path: Path, options: ModelOptions, **arguments: Any) -> Model:  # noqa: ANN401 - those of `open_model`
+        loads.append(path)
+        return await open_model(path, options, **arguments)
+
+    monkeypatch.setattr(memory, "open_model", count)
+    try:
+        await watch.scan()
+        await asyncio.gather(watch.open(), watch.scan())
+        assert loads == [two / "a", two / "b"]
+        assert registry.is_open
+    finally:
+        await registry.close()
+
+
 @pytest.mark.parametrize("parent", [".", SOURCE])
 async def test_broken_link_in_a_new_artifact_is_logged_by_its_name(
     two: Path, other_artifact: Artifact, caplog: pytest.LogCaptureFixture, parent: str
