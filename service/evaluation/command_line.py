@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -55,6 +56,8 @@ _MODEL_OPTIONS = {
     "chunk_overlap": 0,
     "late": False,
 }
+# The same, of rerankers too.
+_RUN_OPTIONS = {"engine": "auto", "precision": "float32", "threads": 0}
 # Options that another one needs.
 _NEEDS = {"split": "beir", "contract": "server", "rerank_top": "reranker"}
 # Environment variable with the API key of a server: commands are seen by other users.
@@ -200,6 +203,30 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
     )
 
 
+def _server(values: Mapping[str, Any]) -> ServerJob:
+    """Return the server by the values of the command line.
+
+    Raises:
+        OptionError: An option is missing, invalid, or does not apply to a server.
+    """
+    of_reranker = {} if values["reranker"] is None else _RUN_OPTIONS
+    for name, default in (_MODEL_OPTIONS | _RUN_OPTIONS).items():
+        if values[name] != default and name not in of_reranker:
+            option = name.replace("_", "-")
+            raise OptionError(f"--{option} applies to models in this process, not to --server")
+    name = values["model"] or ""
+    contract: ContractName = values["contract"] or "openai"
+    if not name and contract == "openai":
+        raise OptionError("OpenAI's contract needs --model, the name that the server knows")
+    if name and contract == "tei":
+        raise OptionError("TEI's contract has no names of models; leave out --model")
+    if not re.match(r"https?://[^/]", values["server"]):
+        raise OptionError("--server must be a URL, such as http://127.0.0.1:8000")
+    if "@" in values["server"]:
+        raise OptionError(f"--server has a password; give an API key in {_KEY}")
+    return ServerJob(values["server"], contract, name, key=os.environ.get(_KEY, ""))
+
+
 def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
     """Return how documents and queries are encoded.
 
@@ -208,19 +235,7 @@ def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
         own: Settings of all bulk jobs.
     """
     if values["server"] is not None:
-        for name, default in _MODEL_OPTIONS.items():
-            if values[name] != default:
-                option = name.replace("_", "-")
-                raise OptionError(f"--{option} applies to models in this process, not to --server")
-        name = values["model"] or ""
-        contract: ContractName = values["contract"] or "openai"
-        if not name and contract == "openai":
-            raise OptionError("OpenAI's contract needs --model, the name that the server knows")
-        if name and contract == "tei":
-            raise OptionError("TEI's contract has no names of models; leave out --model")
-        if "@" in values["server"]:
-            raise OptionError(f"--server has a password; give an API key in {_KEY}")
-        server = ServerJob(values["server"], contract, name, key=os.environ.get(_KEY, ""))
+        server = _server(values)
         documents, queries = (
             replace(server, prefix=values[name]) for name in ("document_prefix", "query_prefix")
         )

@@ -275,6 +275,8 @@ def test_servers_that_give_no_vectors_are_named(
             "--chunk-size applies to models in this",
         ),
         (["--server", "http://host", "--query-prompt", "q"], "--query-prompt applies to models in"),
+        (["--server", "http://host", "--precision", "int8"], "--precision applies to models in"),
+        (["--server", "host:8000", "--model", "x"], "--server must be a URL, such as http://"),
     ],
 )
 def test_options_that_do_not_apply_are_refused(
