@@ -211,6 +211,15 @@ def test_last_texts_may_all_be_refused(
     assert errors == [None] * 128 + ["422: no"] * 22
 
 
+@pytest.mark.parametrize("key", ["secret\n", " secret", "se\tcret", "\u043a\u043b\u044e\u0447"])
+def test_key_that_no_header_has_is_refused_and_not_shown(
+    texts: Path, tmp_path: Path, key: str
+) -> None:
+    with pytest.raises(OptionError, match="the API key must have printable ASCII") as error:
+        encode(texts, tmp_path / "vectors", ServerJob("http://host", "openai", "name", key=key))
+    assert key.strip() not in str(error.value)
+
+
 def test_request_is_sent_again_when_the_server_is_busy(
     texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
