@@ -519,16 +519,42 @@ def draw(results: Sequence[LoadResult], file: Path) -> None:
     figure.savefig(file, dpi=120)
 
 
+def _positive(text: str) -> float:
+    number = float(text)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def _warm_up(text: str) -> float:
+    return float(text) and _positive(text)
+
+
+def _count(text: str) -> int:
+    return round(_positive(str(int(text))))
+
+
 def _numbers(text: str) -> list[float]:
-    numbers = [float(part) for part in text.split(",")]
-    if min(numbers) <= 0:
-        raise ValueError
-    return numbers
+    return [_positive(part) for part in text.split(",")]
 
 
 def _words(text: str) -> str:
-    next(texts_of(text, seed=0))
+    try:
+        first = next(texts_of(text, seed=0))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be read: {error.strerror}") from error
+    except IndexError:
+        first = ""
+    if not first:
+        raise argparse.ArgumentTypeError(f"{text} has no text")
     return text
+
+
+def _new_file(text: str) -> Path:
+    path = Path(text)
+    if not path.parent.is_dir():  # rather than after the runs
+        raise argparse.ArgumentTypeError(f"{path.parent} is not a folder")
+    return path
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -555,7 +581,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         "(default: open loop)",
     )
     parser.add_argument(
-        "--texts", type=int, default=1, help="texts per request (default: %(default)s)"
+        "--texts", type=_count, default=1, help="texts per request (default: %(default)s)"
     )
     parser.add_argument(
         "--words",
@@ -566,25 +592,25 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--seconds",
-        type=float,
+        type=_positive,
         default=20,
         help="duration of each measurement in seconds (default: %(default)s)",
     )
     parser.add_argument(
         "--warm-up",
-        type=float,
+        type=_warm_up,
         default=3,
         help="duration of the warm-up before each measurement in seconds (default: %(default)s)",
     )
     parser.add_argument(
         "--timeout",
-        type=float,
+        type=_positive,
         default=30,
         help="request timeout in seconds (default: %(default)s)",
     )
     parser.add_argument(
         "--processes",
-        type=int,
+        type=_count,
         default=0,
         help="number of client processes (default: one per CPU, at most 4)",
     )
@@ -602,7 +628,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--out",
-        type=Path,
+        type=_new_file,
         help="write the results to OUT.json and a plot to OUT.png (default: to neither)",
     )
     parser.add_argument(

@@ -259,6 +259,16 @@ def test_each_kind_of_api_is_measured_by_two_processes(
         (("http://x", "--words", "fixed:a"), "argument --words"),
         (("http://x", "--rates", "0"), "argument --rates"),
         (("http://x", "--rates", "1", "--clients", "1"), "not allowed with argument"),
+        (("http://x", "--rates", "1,nan"), "argument --rates: nan is not a positive number"),
+        (("http://x", "--rates", "inf"), "argument --rates: inf is not a positive number"),
+        (("http://x", "--seconds", "0"), "argument --seconds: 0 is not a positive number"),
+        (("http://x", "--warm-up", "-1"), "argument --warm-up: -1 is not a positive number"),
+        (("http://x", "--texts", "0"), "argument --texts: 0 is not a positive number"),
+        (("http://x", "--processes", "-1"), "argument --processes: -1 is not a positive number"),
+        (("http://x", "--words", "fixed:0"), "argument --words: fixed:0 has no text"),
+        (("http://x", "--words", "file:/dev/null"), "argument --words: file:/dev/null has no text"),
+        (("http://x", "--words", "file:/none"), "argument --words: file:/none cannot be read"),
+        (("http://x", "--out", "/none/x"), "argument --out: /none is not a folder"),
     ],
 )
 def test_invalid_argument_is_named_in_the_error(
