@@ -200,8 +200,13 @@ def _matches(name: str, options: BulkOptions) -> list[Path]:
     return [match for match in matches if not (match.is_dir() or _is_output(match, options))]
 
 
-def _expand(pattern: str) -> Iterator[str]:
-    """Yield the paths that a pattern matches; with several `**`, some of them repeatedly."""
+def _expand(pattern: str, root: Path | None = None) -> Iterator[str]:
+    """Yield the paths that a pattern matches; with several `**`, some of them repeatedly.
+
+    Args:
+        pattern: The pattern.
+        root: Folder of the first `**`; None: that of this pattern.
+    """
     parts = Path(pattern).parts
     if "**" not in parts:
         yield from glob.glob(pattern)
@@ -209,17 +214,22 @@ def _expand(pattern: str) -> Iterator[str]:
     index = parts.index("**")
     rest = parts[index + 1 :] or ("*",)
     for start in filter(os.path.isdir, glob.glob(str(Path(*parts[:index])))):
-        for folder, _ in _walk(Path(start)):
-            yield from _expand(str(Path(glob.escape(str(folder)), *rest)))
+        own = root or Path(start)
+        for folder, _ in _walk(Path(start), own):
+            yield from _expand(str(Path(glob.escape(str(folder)), *rest)), own)
 
 
 def _files_in(folder: Path) -> list[Path]:
     """Return the files in a folder and its subfolders, sorted; see `_walk`."""
-    return sorted(path / name for path, names in _walk(folder) for name in names)
+    return sorted(path / name for path, names in _walk(folder, folder) for name in names)
 
 
-def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
+def _walk(folder: Path, root: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield a folder and its subfolders that are not hidden, also linked ones, and their files.
+
+    Args:
+        folder: The folder.
+        root: Folder in which the search began.
 
     Raises:
         BulkError: A subfolder cannot be read.
@@ -230,15 +240,21 @@ def _walk(folder: Path) -> Iterator[tuple[Path, list[str]]]:
 
     for name, subfolders, names in os.walk(folder, onerror=fail, followlinks=True):
         path = Path(name)
-        above = [each.resolve() for each in (path, *path.parents)]
-        # A link to a folder that is above, or was passed on the way, would be followed for ever.
         subfolders[:] = [
-            each
-            for each in subfolders
-            if not each.startswith(".")
-            and not any(own.is_relative_to((path / each).resolve()) for own in above)
+            each for each in subfolders if not (each.startswith(".") or _is_loop(path / each, root))
         ]
         yield path, names
+
+
+def _is_loop(path: Path, root: Path) -> bool:
+    """Return whether a path is a link that would be followed for ever.
+
+    It is one to a folder above, or to one that was passed on the way from the root.
+    """
+    if not path.is_symlink():
+        return False
+    passed = (root / each for each in path.relative_to(root).parents)
+    return any(each.resolve().is_relative_to(path.resolve()) for each in passed)
 
 
 def _is_input(file: Path, folder: Path, options: BulkOptions) -> bool:

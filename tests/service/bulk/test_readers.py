@@ -291,6 +291,19 @@ def test_links_in_a_circle_are_followed_once(tmp_path: Path) -> None:
         assert sorted(map(str, texts(source).values())) == sorted(expected.values())
 
 
+def test_link_to_the_working_directory_from_elsewhere_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here/1.txt", "there/2.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x\n")
+    (tmp_path / "there/link").symlink_to(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("../there", "../there/**"):
+        source = open_source(options(name, input_format="text"), "dense")
+        assert [file.path for file in source.files] == ["../there/2.txt", "../there/link/1.txt"]
+
+
 def test_patterns_match_the_files_that_the_glob_module_finds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
