@@ -104,7 +104,8 @@ class ModelWatch:
             self._failed.discard(key)
         except FileNotFoundError:
             if self._seen.pop(key, None) is not None:
-                log.error("the artifact %s is gone; its model stays in service", path)
+                end = "its model stays in service" if key in self._names else "it was not loaded"
+                log.error("the artifact %s is gone; %s", path, end)
             return
         except (ArtifactError, EngineError, OSError, ValueError) as error:
             log.error("cannot load %s: %s", path, error)

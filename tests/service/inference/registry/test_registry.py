@@ -619,6 +619,21 @@ async def test_artifact_that_could_not_be_loaded_is_tried_again_by_a_scan_that_i
         assert registry.current("c").name == "c"
 
 
+async def test_new_artifact_that_is_gone_during_its_load_is_not_said_to_be_in_service(
+    two: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def remove(path: Path, *_: object, **__: object) -> Model:
+        shutil.rmtree(path)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+
+    async with watched(two) as (registry, watch):
+        shutil.copytree(two / "b", two / "c")
+        monkeypatch.setattr(memory, "open_model", remove)
+        await watch.scan()
+        assert registry.spec_of("c") is None
+        assert f"the artifact {two / 'c'} is gone; it was not loaded" in caplog.text
+
+
 async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
     two: Path, other_artifact: Artifact
 ) -> None:
