@@ -767,7 +767,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if results:
         print(table(results))
         if options.out:
-            _write(results, sys.argv if arguments is None else arguments, options.out)
+            command = sys.argv if arguments is None else arguments
+            if options.key:
+                command = [word.replace(options.key, "KEY") for word in command]
+            _write(results, command, options.out)
     for result in results:
         for sentence in result.exceeded_thresholds(options.p99_ms, options.error_rate):
             print(f"{result.target}: {sentence}", file=sys.stderr)

@@ -54,6 +54,7 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
     try:
         gc.disable()  # imports make many objects, and no garbage that is worth a collection
         if verb == "serve":
+            _ignore_early_signals()
             _check_propagators()
         command = resolve_name(function)
         gc.freeze()  # they stay for as long as the process: collections skip them
@@ -77,6 +78,16 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
 
 # Scripts with names of their own.
 serve, encode, export = (partial(run, verb) for verb in ("serve", "encode", "export"))
+
+
+def _ignore_early_signals() -> None:
+    """Ignore the server's own signals until it runs: it reads all artifacts then anyway.
+
+    By handlers, which the child process of an export does not inherit.
+    """
+    for number in (signal.SIGHUP, signal.SIGUSR1):
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has ignored the first
+            signal.signal(number, lambda *_: None)
 
 
 def _check_propagators() -> None:

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from pydantic import ValidationError
 
@@ -17,6 +18,7 @@ from service.inference.explain.options import By, Deletion
 from service.inference.explain.pictures import result_name_of
 from service.inference.model.sync_model import SyncModel
 from service.logs import configure
+from service.model_cache import model_path
 from service.settings import ModelSettings, ModelsSettings, Settings, from_command_line, problems
 
 # Backgrounds of xterm's palette for effects that lower and that raise a score, weak ones first.
@@ -36,6 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("texts", metavar="TEXT", nargs="+", help="two texts, or one to label")
     parser.add_argument(
         "--model",
+        type=model_path,
         metavar="MODEL",
         help="artifact, model folder, installed package or hub id; default: VITRINE_MODEL__PATH",
     )
@@ -68,11 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _settings(model: str | None) -> Settings:
+def _settings(model: Path | None) -> Settings:
     settings = from_command_line(())
     if model is not None:
         models = ModelsSettings(cache=settings.models.cache, verify=settings.models.verify)
-        update = {"model": ModelSettings.model_validate({"path": model}), "models": models}
+        update = {"model": ModelSettings(path=model), "models": models}
         return settings.model_copy(update=update)
     if settings.models.folder or settings.models.served:
         raise ValueError("the settings name several models; give one with --model")

@@ -10,6 +10,7 @@ which the complete artifact is renamed. The child inherits the lock, which so ou
 parent.
 """
 
+import argparse
 import fcntl
 import hashlib
 import json
@@ -97,12 +98,28 @@ def absolute_if_local(name: object) -> object:
     """Return the path of a folder as absolute, so that none is mistaken for a hub id.
 
     Raises:
-        ValueError: It is empty, or the home directory in it is unknown.
+        ValueError: It is empty, or the home or working directory that it begins with is unknown.
     """
     if name == "":  # as a path, it would be the working directory
         raise ValueError("the name of the model is empty")
-    is_relative = isinstance(name, str) and name.startswith(".")
-    return Path(str(name)).absolute() if is_relative else expanded(name)
+    if not (isinstance(name, str) and name.startswith(".")):
+        return expanded(name)
+    try:
+        return Path(name).absolute()
+    except OSError as error:
+        raise ValueError(f"the working directory of {name} was deleted") from error
+
+
+def model_path(text: str) -> Path:
+    """Return the path or name of a model, see `absolute_if_local`.
+
+    Raises:
+        ArgumentTypeError: See `absolute_if_local`.
+    """
+    try:
+        return Path(str(absolute_if_local(text)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 # A path in a file of variables, as of Compose or systemd, has not passed a shell.

@@ -9,6 +9,7 @@ from pathlib import Path
 from models import signing
 from models.artifact import Artifact
 from models.bom import bill_of_materials
+from models.local_path import local_path
 from models.manifest import ArtifactError
 from models.printable import printable
 from service.model_cache import required_signer
@@ -56,12 +57,12 @@ def bom(arguments: Sequence[str] | None = None) -> int:
 
 def _parser(verb: str, description: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"vitrine {verb}", description=description)
-    parser.add_argument("path", metavar="PATH", type=Path, help="folder of the artifact")
+    parser.add_argument("path", metavar="PATH", type=local_path, help="folder of the artifact")
     return parser
 
 
 def _add_key(parser: argparse.ArgumentParser, description: str) -> None:
-    parser.add_argument("--key", metavar="FILE", type=Path, required=True, help=description)
+    parser.add_argument("--key", metavar="FILE", type=local_path, required=True, help=description)
 
 
 def _print(program: str, run: Callable[[], str]) -> int:

@@ -25,6 +25,7 @@ from service.debug.pipeline.model_kinds import kind_of
 from service.debug.pipeline.state import DebugState
 from service.debug.process_state import report
 from service.logs import configure
+from service.model_cache import model_path
 from service.settings import (
     ModelSettings,
     Settings,
@@ -63,6 +64,7 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, argparse.Namespace]:
         "name",
         metavar="MODEL",
         nargs="?",
+        type=model_path,
         help="artifact, model folder, installed package or hub id; the same as --model.path",
     )
     parser.add_argument(

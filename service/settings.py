@@ -114,6 +114,13 @@ class _Group(BaseModel):
             raise ValueError("must not be empty; to have the default, do not set it")
         return value
 
+    @field_validator("*")
+    @classmethod
+    def _check_bits(cls, value: object) -> object:
+        if isinstance(value, int) and value >= 2**63:  # orjson refuses those of more than 64 bits
+            raise ValueError("must be less than 2**63")
+        return value
+
 
 class ServerSettings(_Group):
     """HTTP server: address, shutdown and logs."""
@@ -546,8 +553,8 @@ def from_command_line(
         parser: Parser with further options, which gets those of the settings; None: a new one.
 
     Raises:
-        ValueError: An environment variable looks like a misspelt setting, or a value is invalid or
-            nested too deeply.
+        ValueError: An environment variable looks like a misspelt setting, an option is a group of
+            settings, or a value is invalid or nested too deeply.
         SystemExit: `--help` was requested, or an option is unknown.
     """
     known = {variable(group, name) for group, name, _ in table()}
@@ -555,6 +562,10 @@ def from_command_line(
         _check_variable(name, known)
     for argument in arguments:
         check_depth(os.fsencode(argument))
+        group = argument.removeprefix("--").partition("=")[0]
+        if argument.startswith("--") and group in Settings.model_fields:  # it would take JSON
+            options = ", ".join(f"--{group}.{name}" for own, name, _ in table() if own == group)
+            raise ValueError(f"--{group} is not a setting; those of its group are {options}")
     parser = parser or argparse.ArgumentParser("vitrine-serve")
     source = CliSettingsSource[Any](Settings, cli_parse_args=list(arguments), root_parser=parser)
     return Settings(_cli_settings_source=source)

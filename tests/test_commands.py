@@ -249,6 +249,32 @@ def test_closed_output_stops_no_command(
     getattr(sys, closed).close()
 
 
+@pytest.mark.parametrize("path", ["s3://bucket/folder", "file:///tmp/folder", ""])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "encode PATH out --model m",
+        "encode in.txt PATH --model m",
+        "eval PATH --model m",
+        *(f"eval out --{name} PATH" for name in ("beir", "corpus", "queries", "qrels", "against")),
+        "migrate PATH --old old --new new --space s",
+        "migrate out --old PATH --new new --space s",
+        "migrate out --old old --new PATH --space s",
+        "export m --out PATH",
+        "export m --out out --calibrate PATH",
+        "sign PATH --key key",
+        "verify folder --key PATH",
+    ],
+)
+def test_path_that_is_a_url_or_empty_is_refused(
+    words: str, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        commands_of_vitrine.main([path if word == "PATH" else word for word in words.split()])
+    expected = f"{path} is a URL; give the path of a file or folder" if path else "is empty"
+    assert expected in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_interrupted_command_ends_without_a_traceback(
     verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from models.engines import EngineError
+from models.local_path import local_path
 from models.manifest import ArtifactError, Quality
 from models.printable import printable
 
@@ -62,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         "model", help="model folder, installed model package, or Hugging Face hub id"
     )
     parser.add_argument(
-        "--out", type=Path, required=True, help="directory to create for the artifact"
+        "--out", type=local_path, required=True, help="directory to create for the artifact"
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub model (default: main)")
     parser.add_argument(
@@ -153,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--calibrate",
         metavar="TEXTS",
-        type=Path,
+        type=local_path,
         help="UTF-8 file with the model's kind of texts, one per line: every second one gives the "
         "ranges of int8 and uint8 vectors and calibrates an int8 graph, beside texts from the "
         "vocabulary, and the others measure the quality of both; at least "
@@ -163,7 +164,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--sign",
         metavar="KEY",
-        type=Path,
+        type=local_path,
         help="sign the artifact with the private key of an elliptic curve in this PEM file "
         "(default: no signature)",
     )

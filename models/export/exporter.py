@@ -173,7 +173,7 @@ def export(
         manifest = _manifest(source, files, model, config, rules, graphs, hashes(folder), terms)
         write_manifest(folder, manifest)
         if int8:
-            check_outputs(manifest)
+            check_outputs(manifest, int8)
         report("Computing PyTorch's vectors")
         cases = reference_cases(model, config.max_tokens, check)
         del model  # frees memory for the engines; gc frees the exporter's reference cycles

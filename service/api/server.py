@@ -71,6 +71,7 @@ class Server(uvicorn.Server):
         self._state = state
         self._log_state = log_state
         self._drain_s = settings.drain_s
+        self._grace_s = settings.grace_s
         self._scanning: asyncio.Future[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -88,6 +89,13 @@ class Server(uvicorn.Server):
                         backlog=self.config.backlog,
                     )
                 )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close all connections, and wait for the requests in flight."""
+        if not self.server_state.tasks:
+            # With no time to wait, uvicorn logs an error even if there is nothing to wait for.
+            self.config.timeout_graceful_shutdown = max(1, self._grace_s)
+        await super().shutdown(sockets)
 
     def _make_protocol(self) -> asyncio.BaseProtocol:
         return BoundedReads(

@@ -58,6 +58,9 @@ class Exporter:
 
     Attributes:
         endpoint: The URL, without credentials.
+
+    Raises:
+        ValueError: A variable of OpenTelemetry is invalid.
     """
 
     def __init__(self, endpoint: str) -> None:
@@ -66,7 +69,11 @@ class Exporter:
         # The variables take precedence; attributes passed to `create` would override them.
         resource = Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes)
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        exporter = OTLPSpanExporter(endpoint)
+        try:
+            self._provider.add_span_processor(BatchSpanProcessor(exporter))
+        except ValueError as error:  # names its argument, not the variable
+            raise ValueError(f"a variable OTEL_BSP_* is invalid: {error}") from error
 
     def trace(self, app: ASGIApp) -> "TracingMiddleware":
         """Return the application with a server span for each request."""

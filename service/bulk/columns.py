@@ -149,8 +149,6 @@ def copied_columns(
     Raises:
         OptionError: A file lacks a column, or no type has the values of a copied column in all.
     """
-    if not schemas:
-        raise BulkError("the input has no records")
     fields: dict[str, pa.Field] = {}
     for file, schema in schemas.items():
         for name in dict.fromkeys((*texts, *copied)):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from models.engines import EngineError, Precision, select_engine
+from models.local_path import local_path
 from models.manifest import ArtifactError
 from models.printable import printable
 from service.bulk.job import encode_files
@@ -32,7 +33,7 @@ from service.bulk.options import (
 from service.bulk.progress import Progress, ReportKind, as_json, duration, report_progress
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.tokenizing.chunking import Chunking, Strategy
-from service.model_cache import absolute_if_local, artifact_of, required_signer
+from service.model_cache import artifact_of, model_path, required_signer
 
 log = logging.getLogger("vitrine")
 
@@ -61,18 +62,6 @@ def _bytes(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
-def model_path(text: str) -> Path:
-    """Return the path or name of a model, see `absolute_if_local`.
-
-    Raises:
-        ArgumentTypeError: It is empty, or the home directory in it is unknown.
-    """
-    try:
-        return Path(str(absolute_if_local(text)))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
 
@@ -92,9 +81,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add(
-        "inputs", nargs="+", metavar="INPUT", help="file, folder or glob pattern; -: standard input"
+        "inputs",
+        nargs="+",
+        type=local_path,
+        metavar="INPUT",
+        help="file, folder or glob pattern; -: standard input",
     )
-    add("output", type=Path, metavar="OUTPUT", help="folder for the results")
+    add("output", type=local_path, metavar="OUTPUT", help="folder for the results")
     add("--input-format", choices=INPUT_FORMATS, help="default: by the names of the files")
     add_job_options(parser)
     add(
@@ -198,7 +191,11 @@ def options_of(values: Mapping[str, Any]) -> BulkOptions:
         EngineError: The engine is unknown or unavailable on this machine.
         ArtifactError: The model cannot be found or exported; the message has the remedy.
     """
-    values = {**values, "inputs": tuple(values["inputs"]), "chunking": chunking_of(values)}
+    values = {
+        **values,
+        "inputs": tuple(map(str, values["inputs"])),
+        "chunking": chunking_of(values),
+    }
     for name in ("chunk_size", "chunk_overlap", "late"):
         del values[name]
     if values["chunking"] is not None:

@@ -163,7 +163,7 @@ class _JobRun:
         # With rows left to read, the input has ended before the last part.
         self.progress.is_complete = plan.last is None or plan.rows_from(total) > 0
         if self.progress.is_complete and not total:
-            raise BulkError("the input has no records")
+            raise BulkError(f"the input has no records: {' '.join(self._options.inputs)}")
         if self.progress.is_complete and (is_stream or self._options.shard == (1, 1)):
             self._journal.complete(total)
 

@@ -212,6 +212,16 @@ def _open(path: Path, mode: str) -> BinaryIO:
     return file
 
 
+def check_folder(folder: Path) -> None:
+    """Check that a path can be that of a folder.
+
+    Raises:
+        OptionError: Something else is there.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is not a folder")
+
+
 def check_unlocked(folder: Path, shard: tuple[int, int]) -> None:
     """Check early that no other process writes to an output folder. This keeps no lock.
 
@@ -220,8 +230,7 @@ def check_unlocked(folder: Path, shard: tuple[int, int]) -> None:
             file.
         BulkError: Another process writes to the folder.
     """
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is not a folder")
+    check_folder(folder)
     for name, is_shared in ((_LOCK, shard[1] > 1), (_name(shard), False)):
         if _is_there(folder / name):
             with _open(folder / name, "rb") as file:

@@ -107,6 +107,8 @@ def checked_kind(options: BulkOptions) -> Kind:
         raise OptionError(f"--chunking applies to chunks and scores, not to {kind}")
     if options.highlight is not None and kind != "scores":
         raise OptionError(f"--highlight applies to scores, not to {kind}")
+    if options.query_column != BulkOptions.query_column and kind != "scores":
+        raise OptionError(f"--query-column applies to scores, not to {kind}; set --kind scores")
     if options.dtype not in RESULT_KINDS[kind].dtypes:
         raise OptionError(f"--dtype {options.dtype} does not apply to {kind}")
     if options.format == "npy" and kind != "dense":

@@ -121,6 +121,8 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
                 if path.stat().st_size:
                     file = _decompress(raw, path.name)
                     schemas[str(path)] = read_columns(file, format_, texts, copied, str(path))
+        if not schemas:
+            raise BulkError(f"the input has no records: {' '.join(options.inputs)}")
         if format_ == "jsonl":
             schemas = json_columns(schemas)
         return copied_columns(schemas, texts, copied)
@@ -194,12 +196,40 @@ def _matches(name: str, options: BulkOptions) -> list[Path]:
         return [file for file in _files_in(path) if _is_input(file, path, options)]
     if path.exists():
         return [path]
-    matches = [Path(match) for match in sorted(glob.glob(name, recursive=True))]
+    matches = [Path(match) for match in sorted({*_expand(name)})]
     return [match for match in matches if not (match.is_dir() or _is_output(match, options))]
 
 
+def _expand(pattern: str, root: Path | None = None) -> Iterator[str]:
+    """Yield the paths that a pattern matches; with several `**`, some of them repeatedly.
+
+    Args:
+        pattern: The pattern.
+        root: Folder of the first `**`; None: that of this pattern.
+    """
+    parts = Path(pattern).parts
+    if "**" not in parts:
+        yield from glob.glob(pattern)
+        return
+    index = parts.index("**")
+    rest = parts[index + 1 :] or ("*",)
+    for start in filter(os.path.isdir, glob.glob(str(Path(*parts[:index])))):
+        own = root or Path(start)
+        for folder, _ in _walk(Path(start), own):
+            yield from _expand(str(Path(glob.escape(str(folder)), *rest)), own)
+
+
 def _files_in(folder: Path) -> list[Path]:
-    """Return the files in a folder and its subfolders, also in linked ones, sorted.
+    """Return the files in a folder and its subfolders, sorted; see `_walk`."""
+    return sorted(path / name for path, names in _walk(folder, folder) for name in names)
+
+
+def _walk(folder: Path, root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Yield a folder and its subfolders that are not hidden, also linked ones, and their files.
+
+    Args:
+        folder: The folder.
+        root: Folder in which the search began.
 
     Raises:
         BulkError: A subfolder cannot be read.
@@ -208,16 +238,23 @@ def _files_in(folder: Path) -> list[Path]:
     def fail(error: OSError) -> NoReturn:
         raise BulkError(f"{error.filename} cannot be read: {error.strerror}") from error
 
-    files: list[Path] = []
     for name, subfolders, names in os.walk(folder, onerror=fail, followlinks=True):
         path = Path(name)
-        here = path.resolve()
-        # A link to a folder above would be followed for ever.
         subfolders[:] = [
-            each for each in subfolders if not here.is_relative_to((path / each).resolve())
+            each for each in subfolders if not (each.startswith(".") or _is_loop(path / each, root))
         ]
-        files += (path / each for each in names)
-    return sorted(files)
+        yield path, names
+
+
+def _is_loop(path: Path, root: Path) -> bool:
+    """Return whether a path is a link that would be followed for ever.
+
+    It is one to a folder above, or to one that was passed on the way from the root.
+    """
+    if not path.is_symlink():
+        return False
+    passed = (root / each for each in path.relative_to(root).parents)
+    return any(each.resolve().is_relative_to(path.resolve()) for each in passed)
 
 
 def _is_input(file: Path, folder: Path, options: BulkOptions) -> bool:

@@ -187,8 +187,6 @@ def _write(target: Path, content: str, columns: Iterable[list[list[str]]]) -> li
         raise OptionError(f"{target} has other texts than those given; choose another folder")
     with reading_errors(str(target)):
         ids: list[str] = pq.ParquetFile(native_file(target)).read(["id"]).column(0).to_pylist()
-    if not ids:
-        raise BulkError(f"{target} has no texts; give a file that has some")
     return ids
 
 
@@ -276,7 +274,10 @@ class _TextFile:
             wanted: Ids of the records to write; None: all.
         """
         content = _sha256([self.sha256, wanted and sorted(wanted)])
-        return _write(target, content, self._records(wanted))
+        ids = _write(target, content, self._records(wanted))
+        if not ids:
+            raise BulkError(f"{self._path} has no texts; give a file that has some")
+        return ids
 
     def _records(self, wanted: Collection[str] | None) -> Iterator[list[list[str]]]:
         """Yield the ids and the texts of records."""

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import logging
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.engines import EngineError, Precision
+from models.local_path import local_path
 from models.manifest import ArtifactError
 from models.printable import printable
 from service.bulk.command_line import (
@@ -23,7 +25,6 @@ from service.bulk.command_line import (
     chunking_of,
     export_if_needed,
     interruptible,
-    model_path,
 )
 from service.bulk.job import writing_errors
 from service.bulk.options import DTYPES, BulkError, BulkOptions, OptionError
@@ -36,7 +37,7 @@ from service.evaluation.measures import DEFAULT, parse_measures
 from service.evaluation.report import report_html, summary
 from service.evaluation.server import CONTRACTS, ContractName, ServerJob
 from service.inference.errors import VitrineError
-from service.model_cache import required_signer
+from service.model_cache import model_path, required_signer
 
 EPILOG = (
     "Exit status: 0: done; 1: failed, what is finished is kept; 2: an option was refused; "
@@ -55,6 +56,8 @@ _MODEL_OPTIONS = {
     "chunk_overlap": 0,
     "late": False,
 }
+# The same, of rerankers too.
+_RUN_OPTIONS = {"engine": "auto", "precision": "float32", "threads": 0}
 # Options that another one needs.
 _NEEDS = {"split": "beir", "contract": "server", "rerank_top": "reranker"}
 # Environment variable with the API key of a server: commands are seen by other users.
@@ -71,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("output", type=Path, metavar="OUTPUT", help="folder for vectors, rankings and results")
+    add(
+        "output", type=local_path, metavar="OUTPUT", help="folder for vectors, rankings and results"
+    )
     add("--model", help="artifact, folder, package or hub id; name on a server (default: none)")
     add(
         "--server",
@@ -82,19 +87,27 @@ def _parser() -> argparse.ArgumentParser:
     add("--query-prefix", default="", help="text before queries, for --server (default: none)")
     add("--document-prefix", default="", help="text before documents, for --server (default: none)")
     add(
-        "--beir", type=Path, metavar="FOLDER", help="corpus.*, queries.* and qrels/ (default: none)"
+        "--beir",
+        type=local_path,
+        metavar="FOLDER",
+        help="corpus.*, queries.* and qrels/ (default: none)",
     )
     add("--split", help="judgements in the qrels/ of --beir (default: test)")
-    add("--corpus", type=Path, metavar="FILE", help="documents (default: of --beir)")
-    add("--queries", type=Path, metavar="FILE", help="queries (default: of --beir)")
-    add("--qrels", type=Path, metavar="FILE", help="judgements (default: of --beir, or none)")
+    add("--corpus", type=local_path, metavar="FILE", help="documents (default: of --beir)")
+    add("--queries", type=local_path, metavar="FILE", help="queries (default: of --beir)")
+    add("--qrels", type=local_path, metavar="FILE", help="judgements (default: of --beir, or none)")
     add(
         "--known-items",
         type=int,
         metavar="N",
         help="make queries of sentences of N documents (default: read them)",
     )
-    add("--against", type=Path, metavar="FOLDER", help="earlier OUTPUT to compare (default: none)")
+    add(
+        "--against",
+        type=local_path,
+        metavar="FOLDER",
+        help="earlier OUTPUT to compare (default: none)",
+    )
     add("--measures", default=DEFAULT, help=f"default: {DEFAULT}")
     add(
         "--ignore-identical-ids", action="store_true", help="leave out documents that are the query"
@@ -190,11 +203,28 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
     )
 
 
-def _api_key() -> str:
-    key = os.environ.get(_KEY, "")
-    if not (key.isascii() and key.isprintable()):  # an error about the header would show it
-        raise OptionError(f"{_KEY} has other characters than printable ASCII")
-    return key
+def _server(values: Mapping[str, Any]) -> ServerJob:
+    """Return the server by the values of the command line.
+
+    Raises:
+        OptionError: An option is missing, invalid, or does not apply to a server.
+    """
+    of_reranker = {} if values["reranker"] is None else _RUN_OPTIONS
+    for name, default in (_MODEL_OPTIONS | _RUN_OPTIONS).items():
+        if values[name] != default and name not in of_reranker:
+            option = name.replace("_", "-")
+            raise OptionError(f"--{option} applies to models in this process, not to --server")
+    name = values["model"] or ""
+    contract: ContractName = values["contract"] or "openai"
+    if not name and contract == "openai":
+        raise OptionError("OpenAI's contract needs --model, the name that the server knows")
+    if name and contract == "tei":
+        raise OptionError("TEI's contract has no names of models; leave out --model")
+    if not re.match(r"https?://[^/]", values["server"]):
+        raise OptionError("--server must be a URL, such as http://127.0.0.1:8000")
+    if "@" in values["server"]:
+        raise OptionError(f"--server has a password; give an API key in {_KEY}")
+    return ServerJob(values["server"], contract, name, key=os.environ.get(_KEY, ""))
 
 
 def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
@@ -205,19 +235,7 @@ def _jobs(values: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Job, Job]:
         own: Settings of all bulk jobs.
     """
     if values["server"] is not None:
-        for name, default in _MODEL_OPTIONS.items():
-            if values[name] != default:
-                option = name.replace("_", "-")
-                raise OptionError(f"--{option} applies to models in this process, not to --server")
-        name = values["model"] or ""
-        contract: ContractName = values["contract"] or "openai"
-        if not name and contract == "openai":
-            raise OptionError("OpenAI's contract needs --model, the name that the server knows")
-        if name and contract == "tei":
-            raise OptionError("TEI's contract has no names of models; leave out --model")
-        if "@" in values["server"]:
-            raise OptionError(f"--server has a password; give an API key in {_KEY}")
-        server = ServerJob(values["server"], contract, name, key=_api_key())
+        server = _server(values)
         documents, queries = (
             replace(server, prefix=values[name]) for name in ("document_prefix", "query_prefix")
         )
@@ -290,12 +308,16 @@ def _show(results: Mapping[str, Any], folder: Path) -> None:
 
 def _compare(old: Evaluated, new: Evaluated) -> None:
     """Compare an evaluation with another one, and write and show the differences."""
-    comparison, folder = compare(old, new), new.folder
-    with writing_errors(folder):
-        content = orjson.dumps(comparison, option=orjson.OPT_INDENT_2)
-        write_file(folder / COMPARISON, [content])
-        parts = (part.encode() for part in report_html(old, new, comparison))
-        write_file(folder / "comparison.html", parts)
+    folder = new.folder
+    try:
+        comparison = compare(old, new)
+        with writing_errors(folder):
+            content = orjson.dumps(comparison, option=orjson.OPT_INDENT_2)
+            write_file(folder / COMPARISON, [content])
+            parts = (part.encode() for part in report_html(old, new, comparison))
+            write_file(folder / "comparison.html", parts)
+    except KeyError as error:
+        raise OptionError(f"an evaluation is damaged, repeat it: it lacks {error}") from error
     lacking = old.results["measures"].keys() ^ new.results["measures"].keys()
     if lacking:
         print(f"not compared, because one of the two lacks them: {', '.join(sorted(lacking))}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from pydantic import BaseModel, ValidationError
 
 from service.bulk.options import OptionError
 from service.evaluation.ranking import Rankings
@@ -43,20 +44,52 @@ class Evaluated:
     rankings: Rankings
 
 
+class _Collection(BaseModel):
+    sha256: str
+
+
+class _Jobs(BaseModel):
+    documents: dict[str, Any]
+    queries: dict[str, Any]
+    pairs: dict[str, Any] = {}
+
+
+class _Query(BaseModel):
+    measures: dict[str, float]
+    relevant: dict[str, int]
+
+
+class _Results(BaseModel):
+    """The part of results.json that is read."""
+
+    measures: dict[str, float]
+    known_items: bool
+    collection: _Collection
+    jobs: _Jobs
+    rerank_top: int | None
+    ignores_identical_ids: bool
+    queries: dict[str, _Query]
+
+
 def read_evaluation(folder: Path) -> Evaluated:
     """Read a finished evaluation.
 
     Raises:
-        OptionError: The folder has none.
+        OptionError: The folder has none, or a damaged one.
     """
     rankings: dict[str, dict[str, float]] = {}
     try:
         results = orjson.loads((folder / "results.json").read_bytes())
+        _Results.model_validate(results)
         for line in (folder / "run.trec").read_text("utf-8").splitlines():
             query, _, document, _, score, _ = line.split(" ")
             rankings.setdefault(query, {})[document] = float(score)
         return Evaluated(folder, results, results["collection"]["sha256"], rankings)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "it"
+        raise OptionError(f"{folder}/results.json is damaged: {where}: {first['msg']}") from error
+    except (OSError, ValueError) as error:
         raise OptionError(f"{folder} has no finished evaluation: {error}") from error
 
 

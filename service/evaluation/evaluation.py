@@ -29,7 +29,7 @@ import pyarrow.parquet as pq
 from models.artifact import Artifact
 from models.quantization import OutputDtype, read_calibration
 from service.bulk.job import encode_files, writing_errors
-from service.bulk.journal import lock_folder
+from service.bulk.journal import check_folder, lock_folder
 from service.bulk.opening import checked_kind
 from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import METADATA, native_file
@@ -121,6 +121,7 @@ async def evaluate(
         checked_kind(options.reranker)
     with ExitStack() as stack:
         with writing_errors(options.folder):
+            check_folder(options.folder)
             options.folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(lock_folder(options.folder))
         return await _evaluate(options, similarity, report, stop)

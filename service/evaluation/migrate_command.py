@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from models.artifact import hashes, new_folder, write_manifest
+from models.local_path import local_path
 from models.manifest import SPACES, ArtifactError
 from models.printable import printable
 from models.spaces import NAME_RULE, SpaceInfo, is_name, write_space
@@ -32,15 +33,15 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("output", type=Path, metavar="OUTPUT", help="folder for the new model's artifact")
+    add("output", type=local_path, metavar="OUTPUT", help="folder for the new model's artifact")
     add(
         "--old",
-        type=Path,
+        type=local_path,
         required=True,
         metavar="FOLDER",
         help="output of vitrine eval, old model",
     )
-    add("--new", type=Path, required=True, metavar="FOLDER", help="the same of the new model")
+    add("--new", type=local_path, required=True, metavar="FOLDER", help="the same of the new model")
     add("--space", required=True, metavar="NAME", help=f"name in requests, {NAME_RULE}")
     add(
         "--min-recall",

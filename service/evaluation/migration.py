@@ -27,7 +27,7 @@ from service.evaluation.ranking import Rankings, VectorFiles, VectorSpace, rank
 from service.model_cache import required_signer
 
 # Settings of the jobs whose vectors are not those that a service returns by default.
-_DEFAULTS = {"--kind": "dense", "--dtype": "float32", "--dimensions": None}
+_DEFAULTS = {"--dtype": "float32", "--dimensions": None}
 _DEPTH = 10
 _RECALL = parse_measures(f"recall@{_DEPTH}")
 _MIN_PAIRS, _MIN_QUERIES = 100, 20
@@ -163,6 +163,11 @@ def _artifact(own: Evaluated) -> Artifact:
     if "artifact" not in jobs[0]:
         raise OptionError(f"the vectors of {own.folder} are those of a server; use --model")
     for job in jobs:
+        if job["--kind"] != "dense":
+            raise OptionError(
+                f"{own.folder} has results of the kind {job['--kind']}; a map needs dense vectors, "
+                "without --chunking"
+            )
         for name, default in _DEFAULTS.items():
             if job[name] != default:
                 raise OptionError(

@@ -5,6 +5,7 @@ evaluation is interrupted. A text that the server refuses is a row with an error
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,10 +114,8 @@ async def encode_on_server(job: ServerJob, texts: Path, output: Path, stop: asyn
     file = pq.ParquetFile(native_file(texts))
     content = {**job.settings, "texts": file.schema_arrow.metadata[CONTENT].decode()}
     await asyncio.to_thread(output.mkdir, parents=True, exist_ok=True)
-    try:
-        job.key.encode("ascii")
-    except UnicodeError:
-        raise OptionError("the API key has other characters than those of ASCII") from None
+    if not re.fullmatch("[!-~]*", job.key):  # errors about invalid headers would show the key
+        raise OptionError("the API key must have printable ASCII characters and no spaces")
     headers = {"Authorization": f"Bearer {job.key}"} if job.key else {}
     first, total = 0, int(file.metadata.num_rows)
     async with httpx2.AsyncClient(headers=headers, timeout=_TIMEOUT_S) as client:
@@ -190,7 +189,8 @@ class _Server:
         )
         results = [result for part in parts for result in part]
         vectors = [None if isinstance(result, str) else result for result in results]
-        if self.version is None or not any(vector is not None for vector in vectors):
+        is_full = len(texts) == _PART_ROWS  # the last part may be of a few texts
+        if self.version is None or (is_full and all(vector is None for vector in vectors)):
             raise BulkError(
                 f"{self._url} refuses all of {len(texts)} texts, the first: {results[0]}"
             )

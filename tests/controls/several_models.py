@@ -24,6 +24,18 @@ GUARDS = (
     ),
     Guard(
         "service/inference/registry/model_watch.py",
+        " if _is_gone(key[0])}",
+        "}",
+        f"{_I}registry/test_registry.py::test_model_whose_artifact_cannot_be_read_stays_in_service",
+    ),
+    Guard(
+        "service/inference/registry/model_watch.py",
+        "            if not self._registry.is_open:\n                return\n",
+        "",
+        f"{_I}registry/test_registry.py::test_scans_before_the_models_are_open_load_nothing_twice",
+    ),
+    Guard(
+        "service/inference/registry/model_watch.py",
         "    return spec.path, spec.options.name\n",
         "    return spec.path, None\n",
         f"{_I}registry/test_registry.py::test_all_models_of_a_replaced_artifact_are_loaded_again_with_their"
@@ -429,8 +441,8 @@ GUARDS = (
     ),
     Guard(
         "service/model_cache.py",
-        '    is_relative = isinstance(name, str) and name.startswith(".")',
-        "    is_relative = False",
+        '    if not (isinstance(name, str) and name.startswith(".")):',
+        "    if True:",
         f"{_S}test_missing_folder_is_no_hub_id",
     ),
 )

@@ -367,6 +367,14 @@ def test_quantile_is_known_with_ten_requests_beyond_it(count: int, is_known: boo
     assert p90 == (pytest.approx(90 if count == 100 else 91) if is_known else None)
 
 
+def test_report_does_not_have_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(monkeypatch, StubServer())
+    load_of(tmp_path / "a", "--key=a-secret", "--seconds", "1")
+    report = (tmp_path / "a.json").read_text()
+    assert "--key=KEY" in report
+    assert "a-secret" not in report
+
+
 def test_outcomes_are_told_in_words() -> None:
     assert load_test.describe({"200": 2}) == "2 succeeded"
     outcomes = {"ReadTimeout": 1, "200": 1200, "429": 3}

@@ -149,7 +149,7 @@ def test_escape_sequences_of_a_label_are_not_printed(
         (["a", "b", "c"], {}, "3 texts; give two, or one to label"),
         (["a", "b", "--model", "./no-such-folder"], {}, "no-such-folder does not exist"),
         (["a", "b", "--by", "letters"], {}, "invalid choice: 'letters'"),
-        (["a", "b", "--model", ""], {}, "vitrine explain: path: must not be empty"),
+        (["a", "b", "--model", ""], {}, "argument --model: the name of the model is empty"),
         (
             ["a", "b"],
             {"VITRINE_ENGINE__THREADS": "many"},

@@ -24,7 +24,7 @@ from models.engines import Precision
 from models.export.__main__ import main as export
 from models.export.sources import _PINNED, content_sha256
 from models.manifest import ArtifactError
-from service import model_cache
+from service import commands, model_cache
 from service.artifacts import with_artifacts
 from service.bulk.command_line import main as bulk
 from service.inference.model.opening import open_model
@@ -408,6 +408,44 @@ def test_cache_of_bulk_encoding_is_that_of_the_variable(
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("VITRINE_MODELS__CACHE", value)
     assert model_cache._default_cache() == Path(expected)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["serve", ""], ["explain", "a", "b", "--model", ""], ["encode", "a", "b", "--model", ""]],
+)
+def test_empty_name_of_a_model_is_named(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(words)
+    assert "model: the name of the model is empty" in capsys.readouterr().err.lower()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "encode texts.txt out --model ./m",
+        "eval out --corpus c --known-items 2 --model ./m",
+        "explain a b --model ./m",
+        "serve ./m",
+    ],
+)
+def test_deleted_working_directory_is_named(
+    words: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    try:
+        status = commands.main(words.split())
+    except SystemExit as error:
+        status = int(str(error))
+    assert status == 2
+    assert "the working directory of ./m was deleted" in capsys.readouterr().err
 
 
 def test_unknown_home_directory_is_named() -> None:

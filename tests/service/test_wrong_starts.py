@@ -110,6 +110,12 @@ SETTINGS: dict[str, Start] = {
         {"VITRINE_MODELS__SERVED": '[{"path": "tiny", "name": "a", "name": "b"}]'},
         "models.served: invalid JSON (an object has a duplicate key)",
     ),
+    "group": (
+        'tiny --server={"port":1,"port":2}',
+        {},
+        "--server is not a setting; those of its group are --server.host, --server.port, ",
+    ),
+    "large number": ("tiny --limits.max_inputs=9223372036854775808", {}, "must be less than 2**63"),
     "no list": ("", {"VITRINE_MODELS__SERVED": "{}"}, "models.served: Input should be a list"),
     "no object": (
         "",

@@ -91,11 +91,11 @@ def broken_check(check: Mapping[Output, Agreement]) -> list[str]:
     ]
 
 
-def check_outputs(manifest: Manifest) -> None:
-    """Check that the quality of the model's outputs can be measured.
+def check_outputs(manifest: Manifest, bounds: QualityBounds) -> None:
+    """Check that the quality of the model's outputs can be measured, and has these bounds.
 
     Raises:
-        CheckpointError: An output has no measure.
+        CheckpointError: An output has no measure, or a bound that was set is of other outputs.
     """
     if missing := [output for output in manifest.outputs if output not in _MEASURED]:
         raise CheckpointError(
@@ -107,6 +107,15 @@ def check_outputs(manifest: Manifest) -> None:
             "--precision int8 is not for rerankers with a template of pairs: its texts for "
             "calibration and measurement have no template"
         )
+
+    for name in vars(bounds):
+        is_of_logits = name == "min_rank_correlation"
+        is_measured = is_of_logits == (manifest.outputs[0] == "logits")
+        if not is_measured and getattr(bounds, name) != getattr(QualityBounds, name):
+            raise CheckpointError(
+                f"--{name.replace('_', '-')} does not apply to models with the output "
+                f"{manifest.outputs[0]}"
+            )
 
 
 def measure(

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from models.engines import EngineError
-from models.manifest import ArtifactError
+from models.manifest import MANIFEST, ArtifactError
 from service.inference.errors import VitrineError
 from service.inference.registry.registry import ModelRegistry
 from service.inference.registry.served_models import ModelSpec
@@ -44,14 +44,17 @@ class ModelWatch:
 
     async def open(self) -> None:
         """Open the registry, whose artifacts count as seen."""
-        specs = await asyncio.to_thread(self._find)
-        # Before they are read, so that a later change is noticed.
-        self._seen = {_key(spec): _signature(spec.path) for spec in specs if spec.path.is_dir()}
-        names = await self._registry.open(specs)
-        self._names = dict(zip(map(_key, specs), names, strict=True))
+        async with self._scanning:
+            specs = await asyncio.to_thread(self._find)
+            # Before they are read, so that a later change is noticed.
+            self._seen = {_key(spec): _signature(spec.path) for spec in specs if spec.path.is_dir()}
+            names = await self._registry.open(specs)
+            self._names = dict(zip(map(_key, specs), names, strict=True))
 
     async def scan(self, *, is_patient: bool = False) -> None:
         """Load new and changed artifacts, and unload models whose artifact is gone.
+
+        Before `open` it does nothing: that reads all artifacts.
 
         Args:
             is_patient: Whether an artifact is gone only if the previous scan missed it too, and one
@@ -59,13 +62,15 @@ class ModelWatch:
                 for a moment while another one takes its place.
         """
         async with self._scanning:
+            if not self._registry.is_open:
+                return
             try:
                 specs = {_key(spec): spec for spec in await asyncio.to_thread(self._find)}
             except (ArtifactError, OSError, ValueError) as error:
                 log.error("cannot read the artifacts: %s", error)
                 return
             # First, because loads take time, in which artifacts may return.
-            missing = self._names.keys() - specs.keys()
+            missing = {key for key in self._names.keys() - specs.keys() if _is_gone(key[0])}
             for key in missing & self._missing if is_patient else missing:
                 await self._remove(key)
             self._missing = missing
@@ -99,7 +104,8 @@ class ModelWatch:
             self._failed.discard(key)
         except FileNotFoundError:
             if self._seen.pop(key, None) is not None:
-                log.error("the artifact %s is gone; its model stays in service", path)
+                end = "its model stays in service" if key in self._names else "it was not loaded"
+                log.error("the artifact %s is gone; %s", path, end)
             return
         except (ArtifactError, EngineError, OSError, ValueError) as error:
             log.error("cannot load %s: %s", path, error)
@@ -133,6 +139,15 @@ class ModelWatch:
 
 def _key(spec: ModelSpec) -> _Key:
     return spec.path, spec.options.name
+
+
+def _is_gone(path: Path) -> bool:
+    """Return whether there is no artifact, rather than one that cannot be read for a moment."""
+    try:
+        (path / MANIFEST).stat()
+    except OSError as error:
+        return isinstance(error, FileNotFoundError | NotADirectoryError)
+    return False
 
 
 def _signature(path: Path) -> _Signature:

@@ -16,7 +16,7 @@ from models.engines import EngineError, open_engine, self_check
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.gliner_rows import check_row, least_tokens
-from models.export.int8.quality import check_outputs
+from models.export.int8.quality import QualityBounds, check_outputs
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.onnx_graph import graph_for, write_weights
 from models.export.sentence_config import Overrides, SentenceConfig
@@ -227,7 +227,7 @@ def test_options_of_other_models_are_refused(
 @pytest.mark.slow
 def test_int8_is_refused(exported: Artifact) -> None:
     with pytest.raises(CheckpointError, match="the quality of spans is not measured"):
-        check_outputs(exported.manifest)
+        check_outputs(exported.manifest, QualityBounds())
 
 
 def test_maximum_length_without_room_for_a_text_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ from models.engines.with_openvino import INT8_GROUP
 from models.export.__main__ import main
 from models.export.calibration import text_rows
 from models.export.int8.graph import calibration_rows
-from models.export.int8.quality import QualityBounds, lowest, measure
+from models.export.int8.quality import QualityBounds, check_outputs, lowest, measure
 from models.export.int8.rounding import quantize_activations, round_product, round_weights
 from models.export.int8.rows import length_classes, longest_text, quality_rows, rows_by_length
 from models.export.int8.texts import OwnTexts, VocabularyTexts
 from models.export.model_folder import CheckpointError
-from models.manifest import TOKENIZER, Graph, LengthQuality, TextSource
+from models.manifest import TOKENIZER, Graph, LengthQuality, Output, TextSource
 from models.packing import pack
 from tests.models.checkpoints import save_checkpoint, save_masked_lm, save_tokenizer
 from tests.models.test_engines import ALTERATIONS, AlteredEngine
@@ -502,6 +502,26 @@ def arguments_of_int8(tmp_path: Path) -> list[str]:
     save_checkpoint(tmp_path / "model", "bert", num_hidden_layers=1)
     save_tokenizer(tmp_path / "model")
     return [str(tmp_path / "model"), "--out", str(tmp_path / "out"), "--precision=int8"]
+
+
+@pytest.mark.parametrize(
+    ("output", "own", "others"),
+    [
+        ("pooled", {"min_cosine": 0.5, "min_recall": 0.5}, ("min_rank_correlation",)),
+        ("logits", {"min_rank_correlation": 0.5}, ("min_cosine", "min_recall")),
+    ],
+)
+def test_bounds_of_other_outputs_are_refused(
+    output: Output, own: dict[str, float], others: tuple[str, ...], small_artifact: Artifact
+) -> None:
+    manifest = replace(small_artifact.manifest, outputs=(output,))
+    check_outputs(manifest, QualityBounds(**own))
+    for name in others:
+        option = f"--{name.replace('_', '-')}"
+        with pytest.raises(
+            CheckpointError, match=f"{option} does not apply .* the output {output}"
+        ):
+            check_outputs(manifest, QualityBounds(**{name: 0.5}))
 
 
 def test_bounds_of_int8_are_refused_without_it(

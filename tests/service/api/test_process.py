@@ -49,6 +49,25 @@ def test_service_runs_where_torch_cannot_be_imported(small_artifact: Artifact) -
         assert len(response.json()["embeddings"][0]) == 32
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
+def test_signals_before_the_service_runs_do_not_end_it(
+    small_artifact: Artifact, number: signal.Signals
+) -> None:
+    code = f"""
+import os, signal, sys
+from service import commands
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
+resolve_name = commands.resolve_name
+def resolve(name):
+    os.kill(os.getpid(), {int(number)})
+    return resolve_name(name)
+commands.resolve_name = resolve
+sys.exit(commands.serve())
+"""
+    with process("-c", code, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+        lines_until(started, "Serving")
+
+
 def test_startup_prints_urls_and_a_working_curl_command(small_artifact: Artifact) -> None:
     with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         lines, match = lines_until(started, r"Try: (curl .*)$")

@@ -66,6 +66,21 @@ def test_port_closes_and_process_exits_after_the_drain_period(small_artifact: Ar
         assert is_port_closed(url)
 
 
+def test_end_without_requests_is_no_error_if_there_is_no_grace_period(
+    small_artifact: Artifact,
+) -> None:
+    with process(
+        VITRINE_MODEL__PATH=str(small_artifact.path),
+        VITRINE_SERVER__DRAIN_S="0",
+        VITRINE_SERVER__GRACE_S="0",
+    ) as started:
+        url_of(started)
+        started.send_signal(signal.SIGTERM)
+        status, errors = rest(started)
+    assert status == 0
+    assert "ERROR" not in errors
+
+
 def test_service_without_standard_input_stops_with_status_0(small_artifact: Artifact) -> None:
     code = (
         "import os, sys; os.close(0); os.execv(sys.executable, [sys.executable, '-m', 'service'])"

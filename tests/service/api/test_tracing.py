@@ -637,6 +637,10 @@ def test_missing_extra_stops_the_start_and_is_named(small_artifact: Artifact) ->
             {"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "a:1"},
             "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT must be",
         ),
+        (
+            {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_BSP_MAX_QUEUE_SIZE": "-1"},
+            r"a variable OTEL_BSP_\* is invalid: max_queue_size must be",
+        ),
     ],
 )
 def test_unsupported_variable_stops_the_start(

@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
-from models.export.int8.quality import check_outputs
+from models.export.int8.quality import QualityBounds, check_outputs
 from models.export.model_folder import CheckpointError
 from models.export.sentence_config import Overrides
 from models.export.sources import CheckpointSource
@@ -244,4 +244,4 @@ def test_models_without_a_template_take_no_instruction(
 
 def test_int8_is_refused(yes_no: Artifact) -> None:
     with pytest.raises(CheckpointError, match="not for rerankers with a template of pairs"):
-        check_outputs(yes_no.manifest)
+        check_outputs(yes_no.manifest, QualityBounds())

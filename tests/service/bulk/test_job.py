@@ -294,6 +294,7 @@ def test_stop_in_the_last_part_completes_the_job(
         ({"dimensions": 33}, "dimensions must be from 1 to 32, the model's width"),
         ({"prompt_name": "none"}, "unknown"),
         ({"kind": "scores", "dimensions": 3}, "--dimensions applies to dense vectors, not to sco"),
+        ({"query_column": "question"}, "--query-column applies to scores, not to dense"),
         ({"shard": (0, 3)}, "--shard I/N: the number I must be from 1 to N"),
         ({"shard": (1, 3), "concat": True}, "--concat needs all parts"),
         ({"template": "text"}, "--template has no column in braces"),
@@ -317,7 +318,7 @@ def test_invalid_options_are_refused_before_the_output_folder_is_made(
 def test_input_without_records_is_an_error(encode: Encode, tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     path.write_text("")
-    with pytest.raises(BulkError, match="the input has no records"):
+    with pytest.raises(BulkError, match=r"the input has no records: .*a\.txt"):
         encode(path)
 
 

@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from glob import glob
 from pathlib import Path
 
 import pyarrow as pa
@@ -273,6 +274,47 @@ def test_linked_folders_are_read_and_links_to_a_folder_above_are_not_followed(
     (folder / "sub/above").symlink_to(folder)
     expected = {0: "in/a.txt", 1: "other/c.txt", 2: "other/c.txt", 3: "in/sub/b.txt"}
     assert texts(open_source(options(folder), "dense")) == expected
+
+
+def test_links_in_a_circle_are_followed_once(tmp_path: Path) -> None:
+    for name in ("a/1.txt", "b/2.txt", "b/.hidden/3.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{name}\n")
+    for name, target in {"a/above": "..", "a/here": ".", "a/b": "../b", "b/a": "../a"}.items():
+        (tmp_path / name).symlink_to(target)
+    expected = {0: "a/1.txt", 1: "b/2.txt", 2: "b/2.txt", 3: "a/1.txt"}  # a/b and b/a are read too
+    patterns = ("", "**", "**/*", "**/*.txt", "**/**/*.txt", "*/**/[12].txt")
+    for pattern in patterns:
+        source = open_source(options(f"{tmp_path}/{pattern}", input_format="text"), "dense")
+        names = [Path(file.path).relative_to(tmp_path) for file in source.files]
+        assert list(map(str, names)) == ["a/1.txt", "a/b/2.txt", "b/2.txt", "b/a/1.txt"], pattern
+        assert sorted(map(str, texts(source).values())) == sorted(expected.values())
+
+
+def test_link_to_the_working_directory_from_elsewhere_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("here/1.txt", "there/2.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("x\n")
+    (tmp_path / "there/link").symlink_to(tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    for name in ("../there", "../there/**"):
+        source = open_source(options(name, input_format="text"), "dense")
+        assert [file.path for file in source.files] == ["../there/2.txt", "../there/link/1.txt"]
+
+
+def test_patterns_match_the_files_that_the_glob_module_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("1.txt", "a/2.txt", "a/[b]/3.txt", "a/.c/4.txt", "a/.5.txt", "a/d/e/6.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x\n")
+    monkeypatch.chdir(tmp_path)
+    for pattern in ("**", "**/*.txt", "a/**", "a/**/*", "./**/e/*", "**/a/**/*.txt", "*/**/[1-4]*"):
+        source = open_source(options(pattern, input_format="text"), "dense")
+        matches = map(Path, glob(pattern, recursive=True))
+        assert [Path(file.path) for file in source.files] == sorted(filter(Path.is_file, matches))
 
 
 def test_link_to_itself_is_no_input(tmp_path: Path) -> None:

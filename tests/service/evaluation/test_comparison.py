@@ -30,7 +30,8 @@ def evaluated(values: list[float], rankings: dict[str, list[str]]) -> Evaluated:
     results = {
         "measures": {"MRR@10": sum(values) / len(values)},
         "queries": queries,
-        "jobs": {},
+        "jobs": {"documents": {}, "queries": {}},
+        "known_items": False,
         "rerank_top": None,
         "ignores_identical_ids": False,
     }
@@ -57,7 +58,7 @@ def test_mean_differences_have_the_interval_of_a_normal_distribution() -> None:
 
 
 def test_rankings_are_read_as_utf8_in_any_locale(tmp_path: Path) -> None:
-    results = {"collection": {"sha256": "0"}}
+    results = {**evaluated([1.0], {}).results, "collection": {"sha256": "0"}}
     (tmp_path / "results.json").write_text(json.dumps(results))
     (tmp_path / "run.trec").write_text("q\u00e9 Q0 \u732b 1 0.5 vitrine\n", "utf-8")
     code = (
@@ -99,6 +100,37 @@ def test_other_collections_and_unfinished_evaluations_are_refused(tmp_path: Path
         compare(other, new)
     with pytest.raises(OptionError, match="has no finished evaluation"):
         read_evaluation(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("queries", [], "queries: Input should be a valid dictionary"),
+        ("queries", {}, "an evaluation is damaged, repeat it: it lacks 'q"),
+        ("queries", {"q0": 1}, "queries.q0: Input should be a valid"),
+        ("measures", {"nDCG@10": "high"}, "measures.nDCG@10: Input should be a valid number"),
+        ("jobs", {}, "jobs.documents: Field required"),
+        ("collection", None, "collection: Input should be a valid"),
+        (None, None, "it: Input should be a valid"),
+    ],
+)
+def test_damaged_results_are_named(
+    run: Evaluate,
+    collection: Path,
+    small_artifact: Artifact,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    field: str | None,
+    value: object,
+    message: str,
+) -> None:
+    own = run(output=tmp_path / "old")
+    damaged = [] if field is None else {**own, field: value}
+    (tmp_path / "old" / "results.json").write_text(json.dumps(damaged))
+    arguments = [str(tmp_path / "new"), "--beir", str(collection), "--threads", "2"]
+    arguments += ["--model", str(small_artifact.path), "--against", str(tmp_path / "old")]
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_command_compares_and_explains_the_documents_that_moved(

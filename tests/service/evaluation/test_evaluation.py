@@ -474,6 +474,12 @@ def test_file_of_the_user_in_the_folder_is_not_replaced(run: Evaluate, tmp_path:
     assert corpus.read_bytes() == before
 
 
+def test_file_in_place_of_the_folder_is_named(run: Evaluate, tmp_path: Path) -> None:
+    (tmp_path / "output").write_text("a text")
+    with pytest.raises(OptionError, match="output is not a folder"):
+        run()
+
+
 def test_second_process_on_a_folder_is_refused(run: Evaluate, tmp_path: Path) -> None:
     output = tmp_path / "output"
     output.mkdir()
@@ -516,6 +522,7 @@ def test_second_process_on_a_folder_is_refused(run: Evaluate, tmp_path: Path) ->
         ("corpus.jsonl", '{"_id": "a", "title": 5, "text": "x"}', "record 0: the column 'title'"),
         ("corpus.jsonl", '{"_id": "a", "text": "x"}\n[1]', "record 1: "),
         ("qrels/test.tsv", "query-id\tcorpus-id\tscore\n", "has no judgements"),
+        ("corpus.jsonl", "", "the input has no records"),
     ],
 )
 def test_invalid_files_are_refused_by_name_and_record(

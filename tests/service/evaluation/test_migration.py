@@ -250,8 +250,15 @@ def test_evaluations_that_do_not_fit_together_are_refused(
     queries = ["--queries", corpus[1], "--qrels", str(evaluations / "qrels.txt")]
     cut = ["--dimensions", "8", "--model", str(small_artifact.path)]
     assert evaluate([str(tmp_path / "cut"), *corpus, *queries, *cut]) == 0
+    chunks = ["--chunking", "tokens", "--model", str(small_artifact.path)]
+    assert evaluate([str(tmp_path / "chunks"), *corpus, *queries, *chunks]) == 0
     new = str(evaluations / "new")
     for old, own, message in (
+        (
+            str(tmp_path / "chunks"),
+            new,
+            "has results of the kind chunks; a map needs dense vectors",
+        ),
         (str(tmp_path / "few"), new, "is of another collection than"),
         (str(tmp_path / "few"), str(tmp_path / "few"), "0 queries have judgements"),
         (str(tmp_path / "cut"), new, "has vectors with --dimensions 8; evaluate without it"),

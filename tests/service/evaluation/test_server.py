@@ -197,6 +197,29 @@ def test_part_of_which_the_server_refuses_all_texts_is_an_error(
         encode(texts, tmp_path / "vectors")
 
 
+def test_last_texts_may_all_be_refused(
+    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    last = {f"passage: {text}" for text in pq.read_table(texts).column("text").to_pylist()[128:]}
+    answered(
+        lambda body: (
+            vectors(body) if last.isdisjoint(body["input"]) else httpx2.Response(422, text="no")
+        )
+    )
+    assert encode(texts, tmp_path / "vectors")
+    errors = pq.read_table(tmp_path / "vectors")["error"].to_pylist()
+    assert errors == [None] * 128 + ["422: no"] * 22
+
+
+@pytest.mark.parametrize("key", ["secret\n", " secret", "se\tcret", "\u043a\u043b\u044e\u0447"])
+def test_key_that_no_header_has_is_refused_and_not_shown(
+    texts: Path, tmp_path: Path, key: str
+) -> None:
+    with pytest.raises(OptionError, match="the API key must have printable ASCII") as error:
+        encode(texts, tmp_path / "vectors", ServerJob("http://host", "openai", "name", key=key))
+    assert key.strip() not in str(error.value)
+
+
 def test_request_is_sent_again_when_the_server_is_busy(
     texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -261,6 +284,8 @@ def test_servers_that_give_no_vectors_are_named(
             "--chunk-size applies to models in this",
         ),
         (["--server", "http://host", "--query-prompt", "q"], "--query-prompt applies to models in"),
+        (["--server", "http://host", "--precision", "int8"], "--precision applies to models in"),
+        (["--server", "host:8000", "--model", "x"], "--server must be a URL, such as http://"),
     ],
 )
 def test_options_that_do_not_apply_are_refused(
@@ -272,17 +297,3 @@ def test_options_that_do_not_apply_are_refused(
 ) -> None:
     assert main([str(tmp_path / "output"), "--beir", str(collection), *options]) == 2
     assert message in capsys.readouterr().err
-
-
-def test_key_that_no_header_can_have_is_not_shown(
-    collection: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("VITRINE_KEY", "of a file\r")
-    server = ["--server", "http://host", "--model", "x"]
-    assert main([str(tmp_path / "output"), "--beir", str(collection), *server]) == 2
-    error = capsys.readouterr().err
-    assert "VITRINE_KEY has other characters than printable ASCII" in error
-    assert "of a file" not in error

@@ -619,6 +619,21 @@ async def test_artifact_that_could_not_be_loaded_is_tried_again_by_a_scan_that_i
         assert registry.current("c").name == "c"
 
 
+async def test_new_artifact_that_is_gone_during_its_load_is_not_said_to_be_in_service(
+    two: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def remove(path: Path, *_: object, **__: object) -> Model:
+        shutil.rmtree(path)
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
+
+    async with watched(two) as (registry, watch):
+        shutil.copytree(two / "b", two / "c")
+        monkeypatch.setattr(memory, "open_model", remove)
+        await watch.scan()
+        assert registry.spec_of("c") is None
+        assert f"the artifact {two / 'c'} is gone; it was not loaded" in caplog.text
+
+
 async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
     two: Path, other_artifact: Artifact
 ) -> None:
@@ -632,6 +647,43 @@ async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
         nested.write_bytes(content)
         await watch.scan(is_patient=True)  # another scan tries failed artifacts in any case
         assert [status.name for status in registry.statuses()] == ["a", "b", "c"]
+
+
+async def test_model_whose_artifact_cannot_be_read_stays_in_service(
+    two: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with watched(two) as (registry, watch):
+        (two / "b").rename(two / ".b")
+        (two / "b").symlink_to("b")  # reading it fails with ELOOP, for every user
+        for _ in range(3):
+            await watch.scan(is_patient=True)
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a", "b"]
+        assert f"{two / 'b'}: it cannot be read: Too many levels" in caplog.text
+        (two / "b").unlink()
+        await watch.scan()
+        assert [status.name for status in registry.statuses()] == ["a"]
+
+
+async def test_scans_before_the_models_are_open_load_nothing_twice(
+    two: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = ModelRegistry(default="a")
+    watch = ModelWatch(registry, lambda: specs_in(two, ONE_THREAD))
+    loads: list[Path] = []
+
+    async def count(path: Path, options: ModelOptions, **arguments: Any) -> Model:  # noqa: ANN401 - those of `open_model`
+        loads.append(path)
+        return await open_model(path, options, **arguments)
+
+    monkeypatch.setattr(memory, "open_model", count)
+    try:
+        await watch.scan()
+        await asyncio.gather(watch.open(), watch.scan())
+        assert loads == [two / "a", two / "b"]
+        assert registry.is_open
+    finally:
+        await registry.close()
 
 
 @pytest.mark.parametrize("parent", [".", SOURCE])
