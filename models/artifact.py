@@ -248,19 +248,25 @@ def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary directory, which is renamed to `path` if the block ends without an error.
 
     Raises:
-        ArtifactError: `path` already exists.
+        ArtifactError: `path` exists, or another process has made it when the block ends.
     """
-    if path.exists():
-        raise ArtifactError(f"{path} already exists; remove it or choose another --out")
+    refuse_existing(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     # mkdtemp creates directories with mode 0700, and the service may run as another user.
     temporary.chmod(0o755)
     try:
         yield temporary
+        refuse_existing(path)
         temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise ArtifactError if `path` exists, or is a link to nothing."""
+    if os.path.lexists(path):
+        raise ArtifactError(f"{path} already exists; remove it or choose another --out")
 
 
 def hashes(folder: Path) -> dict[str, str]:

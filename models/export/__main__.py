@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from models.artifact import refuse_existing
 from models.engines import EngineError
 from models.local_path import local_path
 from models.manifest import ArtifactError, Quality
@@ -205,8 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pair_template=options.pair_template,
     )
     try:
-        if options.out.exists():
-            raise ArtifactError(f"{options.out} already exists; remove it or choose another --out")
+        refuse_existing(options.out)
         int8 = _int8_bounds(options)
         key = None if options.sign is None else read_private_key(options.sign)
         texts = None if options.calibrate is None else _lines(options.calibrate)

@@ -211,6 +211,20 @@ def test_existing_artifact_is_never_overwritten(tmp_path: Path) -> None:
         pass
 
 
+def test_folder_that_another_export_has_made_meanwhile_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(ArtifactError, match="out already exists; remove it"), new_folder(out):
+        (out / "graph").mkdir(parents=True)
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_new_folder_refuses_a_link_to_nothing(tmp_path: Path) -> None:
+    link = tmp_path / "out"
+    link.symlink_to("nowhere")
+    with pytest.raises(ArtifactError, match="out already exists; remove it"), new_folder(link):
+        pytest.fail("the block ran")
+
+
 def test_manifest_round_trips_through_disk(artifact: Artifact, tmp_path: Path) -> None:
     write_manifest(tmp_path, artifact.manifest)
     for name in artifact.manifest.files:
