@@ -76,6 +76,7 @@ async def explain_scores(
     planner = DeletionPlanner(
         *(model, pairs, range(len(pairs)), deletion, limits, deletion.call_options(options)),
         aim=_HIGHLIGHTS if isinstance(how, Highlights) else _aim_of(deletion),
+        is_for_best=isinstance(how, Highlights),
     )
 
     async def run(variants: Sequence[Input]) -> Values:
