@@ -95,11 +95,21 @@ class Part:
             return variant
         return (variant, self.whole[1]) if self.text == 0 else (self.whole[0], variant)
 
-    def without(self, units: Sequence[Span]) -> list[Input]:
-        """Return the inputs without each of some units or words, and remember them."""
-        own = {unit: self.with_text(without(self.content, unit)) for unit in units}
-        self.variants |= own
-        return list(own.values())
+    def without(self, units: Iterable[Span], limit: float = math.inf) -> list[Input]:
+        """Return the inputs without each of some units or words, and remember them.
+
+        Args:
+            units: The units or words.
+            limit: Maximum number of inputs. Those without one of adjacent equal units are equal.
+        """
+        inputs: dict[Input, None] = {}
+        for unit in units:
+            variant = self.with_text(without(self.content, unit))
+            if variant not in inputs and len(inputs) == limit:
+                break
+            inputs[variant] = None
+            self.variants[unit] = variant
+        return list(inputs)
 
     def alone(self, unit: Span) -> Input:
         """Return the input with a unit in place of the part."""
@@ -446,7 +456,7 @@ class DeletionPlanner:
             first = np.argsort(
                 [-(size if self.is_for_best else abs(size)) for size in sizes], kind="stable"
             )
-            return part.without([part.units[index] for index in first[:fit].tolist()])
+            return part.without([part.units[index] for index in first.tolist()], fit)
         wanted: list[Input] = []
         for effect in sorted(effects, key=lambda effect: effect.rank)[:_BEST_SENTENCES]:
             start, end = effect.start - part.read[0], effect.end - part.read[0]
