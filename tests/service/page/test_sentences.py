@@ -124,7 +124,7 @@ def test_second_opinion_is_of_a_difference_only_if_the_first_answer_is(
         # The tokens of the request did not suffice for the other document.
         run["result"]["explanations"][1] = None
     inputs = {"a": "pet", "b": "cat a", "c": "dog the", "pair-layer": "output"}
-    gradients = {"routes": ["attribute"], "targets": ["maxsim"]}
+    gradients = {"routes": ["attribute"], "targets": ["maxsim"], "baselines": ["pad"]}
     model = {"kind": kind, "similarity": "cosine", "prompts": [], "gradients": gradients}
     sent = value_of(
         plain_page,
