@@ -120,11 +120,11 @@ def _lines(text: str, effects: TextEffects, *, has_colours: bool) -> Iterator[st
     if (start, end) != (0, len(text)):
         yield f"(the model reads the characters {start} to {end} of {len(text)})"
     for kind, units in ((effects.by, effects.units), ("words", effects.words)):
-        best = sorted(units, key=lambda unit: (unit.left_out is None, unit.rank))[:_LISTED]
-        if best:
-            few = f", the best {_LISTED} of {len(units)}" if len(units) > _LISTED else ""
+        listed = sorted(units, key=lambda unit: -abs(unit.left_out or 0.0))[:_LISTED]
+        if listed:
+            few = f", the {_LISTED} largest of {len(units)}" if len(units) > _LISTED else ""
             yield f"The result less that without each of its {kind}{few}:"
-        for unit in best:
+        for unit in listed:
             number = "not measured" if unit.left_out is None else f"{unit.left_out:+.4f}"
             yield f"  {number}  {printable(' '.join(text[unit.start : unit.end].split()))}"
 

@@ -202,7 +202,7 @@ class UnitInfo(BaseModel):
     end: int = Field(description="Index after its last character")
     left_out: float | None = Field(
         description="The score less the score without it; null: without it the text has no tokens, "
-        "or `max_tokens` did not suffice"
+        "or the maximum number of tokens did not suffice to measure it"
     )
     alone: float | None = Field(
         description="The score with it as the whole text, less that with the empty text; null: one "

@@ -5,7 +5,7 @@ from typing import get_args
 from fastapi import Request, Response
 from pydantic import BaseModel, Field
 
-from models.gradients.inputs import BaselineName, Distribution, Method, ObjectiveName
+from models.gradients.inputs import Distribution, Method, ObjectiveName
 from models.manifest import SimilarityName
 from service.api.openapi import error_responses
 from service.debug.pipeline.call import Call, json_response
@@ -89,7 +89,7 @@ async def capabilities(request: Request, state: State) -> Response:
             targets=targets_of(kind, manifest),
             labels=list(manifest.labels),
             text_pairs=kind in TAKES_PAIRS,
-            baselines=list(get_args(BaselineName)),
+            baselines=[*model.tokenizer.baseline_ids, "zero"],
             of=list(get_args(ReplacedTexts)) if kind in TAKES_PAIRS else ["both"],
             objectives=list(get_args(ObjectiveName)),
             distributions=list(get_args(Distribution)),

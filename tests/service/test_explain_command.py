@@ -55,13 +55,23 @@ def test_numbers_are_the_differences_of_scores(
     assert found == pytest.approx({unit: number for number, unit in expected}, abs=1e-4)
 
 
-def test_best_words_are_listed(
+def test_words_with_the_largest_numbers_are_listed(
     capsys: pytest.CaptureFixture[str], small_artifact: Artifact
 ) -> None:
     text = " ".join(f"word{index}" for index in range(12))
     output = explained(capsys, small_artifact.path, "word1", text)
-    assert "each of its words, the best 10 of 12:" in output
+    assert "each of its words, the 10 largest of 12:" in output
     assert len(numbers(output)) == 1 + 10
+
+
+def test_listed_units_are_in_the_order_of_their_numbers(
+    capsys: pytest.CaptureFixture[str], small_artifact: Artifact
+) -> None:
+    text = "The Basic plan does not include phone support, but the Team plan does."
+    output = explained(capsys, small_artifact.path, text, "Which plan has support?")
+    for lists in output.split("each of its words")[1:]:
+        sizes = [abs(number) for number, _ in numbers(lists)]
+        assert sizes == sorted(sizes, reverse=True)
 
 
 def test_label_is_explained(

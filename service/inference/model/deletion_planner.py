@@ -41,9 +41,9 @@ Values = NDArray[np.float64]
 # Number of characters of variants that count as a token at least: a word of thousands of characters
 # can be one token, and variants take memory.
 _CHARS_PER_TOKEN = 16
-# Number of tokens per token of an input that later inputs leave for it, so that more than its units
-# alone can be scored.
-_RESERVED = 4
+# Number of units of an input whose tokens others leave for it, so that these can be left out beside
+# all units alone.
+_RESERVED = 3
 # With `by="auto"`: maximum number of sentences whose words are left out.
 _BEST_SENTENCES = 2
 
@@ -95,11 +95,21 @@ class Part:
             return variant
         return (variant, self.whole[1]) if self.text == 0 else (self.whole[0], variant)
 
-    def without(self, units: Sequence[Span]) -> list[Input]:
-        """Return the inputs without each of some units or words, and remember them."""
-        own = {unit: self.with_text(without(self.content, unit)) for unit in units}
-        self.variants |= own
-        return list(own.values())
+    def without(self, units: Iterable[Span], limit: float = math.inf) -> list[Input]:
+        """Return the inputs without each of some units or words, and remember them.
+
+        Args:
+            units: The units or words.
+            limit: Maximum number of inputs. Those without one of adjacent equal units are equal.
+        """
+        inputs: dict[Input, None] = {}
+        for unit in units:
+            variant = self.with_text(without(self.content, unit))
+            if variant not in inputs and len(inputs) == limit:
+                break
+            inputs[variant] = None
+            self.variants[unit] = variant
+        return list(inputs)
 
     def alone(self, unit: Span) -> Input:
         """Return the input with a unit in place of the part."""
@@ -125,8 +135,10 @@ class DeletionPlanner:
         options: Options of the variants.
         labels: Labels of a classifier; empty for scores of pairs.
         candidates: The labels, if the call has chosen them.
-        aim: Number of tokens per token of the inputs, and a minimum. With more than both, each unit
-            is scored alone, and nothing else. None: the limit of the options alone counts.
+        aim: Number of tokens per token of the inputs, and a minimum. Units alone and a few left out
+            may take more than both. None: the limit of the options alone counts.
+        is_for_best: Whether, of too many units, the best are left out, and not those with the
+            largest effects.
         tokens: Number of tokens of all rows of variants.
     """
 
@@ -139,6 +151,7 @@ class DeletionPlanner:
     labels: Sequence[str] = ()
     candidates: CandidateLabels | None = None
     aim: tuple[int, int] | None = None
+    is_for_best: bool = False
     tokens: int = 0
     # Parts of the inputs for which the tokens suffice, and tokens of these inputs, by index.
     _of: dict[int, list[Part]] = field(default_factory=dict)
@@ -280,7 +293,7 @@ class DeletionPlanner:
             parts = self._parts_of(index, is_truncated)
             others = self._others_of(parts)
             cost = sum(map(self._cost_of_units, parts)) + sum(others.values())
-            reserve = max(cost, _RESERVED * length)
+            reserve = cost + _reserved(length)
             if not self.deletion.is_auto:  # which needs the rest for words
                 reserve = min(reserve, cost + sum(map(self._cost_of_left_out, parts)))
             if reserved + (reserve if self._of else cost) <= self._limit:
@@ -371,8 +384,9 @@ class DeletionPlanner:
         """Return each unit alone and, if the tokens suffice, the texts without each unit."""
         if self.aim is not None:
             per_token, least = self.aim
-            aim = max(least, per_token * sum(self._lengths.values()))
-            available = max(0, min(available, aim - (self._limit - available)))
+            lengths = self._lengths.values()
+            rest = max(least, per_token * sum(lengths)) - (self._limit - available)
+            available = min(available, max(rest, sum(map(_reserved, lengths))))
         # The other texts run again with second variants.
         available -= min(available, sum(self._others.values()))
         cost = sum(map(self._cost_of_pairs, self._of.values()))
@@ -438,8 +452,11 @@ class DeletionPlanner:
         effects = self._effects(part, raw=not self.labels).units
         if not part.variants:
             fit = remaining // (part.length + 1)
-            largest = np.argsort([-abs(effect.alone or 0.0) for effect in effects], kind="stable")
-            return part.without([part.units[index] for index in largest[:fit].tolist()])
+            sizes = [effect.alone or 0.0 for effect in effects]
+            first = np.argsort(
+                [-(size if self.is_for_best else abs(size)) for size in sizes], kind="stable"
+            )
+            return part.without([part.units[index] for index in first.tolist()], fit)
         wanted: list[Input] = []
         for effect in sorted(effects, key=lambda effect: effect.rank)[:_BEST_SENTENCES]:
             start, end = effect.start - part.read[0], effect.end - part.read[0]
@@ -541,6 +558,11 @@ class DeletionPlanner:
         deadline = self.options.deadline
         if deadline is not None and not deadline.remaining_s:
             raise TimeoutError
+
+
+def _reserved(length: int) -> int:
+    """Return the number of tokens that are left for an input of a length, beside units alone."""
+    return _RESERVED * (length + 1)
 
 
 def _other_of(parts: Sequence[Part]) -> Span | None:

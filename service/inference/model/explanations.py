@@ -81,6 +81,7 @@ async def explain_scores(
         limits=limits,
         options=deletion.options_of_variants(options),
         aim=_HIGHLIGHTS if isinstance(how, Highlights) else _aim_of(deletion),
+        is_for_best=isinstance(how, Highlights),
     )
 
     async def run(variants: Sequence[Input]) -> Values:

@@ -27,8 +27,9 @@ from service.inference.tokenizing.shared_tokenizers import (
     shared_tokenizer,
 )
 
-# Spellings of the token that replaces text in an attribution baseline, by name of the baseline.
-_BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>"), "mask": ("[MASK]", "<mask>")}
+# Spellings of the token that replaces text in an attribution baseline, by name of the baseline; the
+# last one for padding is that of Qwen.
+_BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>", "<|endoftext|>"), "mask": ("[MASK]", "<mask>")}
 # Spellings of the unknown token, for tokenizers whose model does not name it.
 _UNKNOWN_TOKENS = ("[UNK]", "<unk>")
 
@@ -300,11 +301,15 @@ class TextTokenizer:
                 token if span is None else replacement
                 for token, span in zip(row.ids, spans, strict=True)
             ]
-            for name, spellings in _BASELINE_TOKENS.items()
-            for replacement in [self._first_id(spellings)]
-            if replacement is not None
+            for name, replacement in self.baseline_ids.items()
         }
         return TokenizedText(texts, row, tokens, spans, sequence_ids, baseline)
+
+    @cached_property
+    def baseline_ids(self) -> Mapping[str, int]:
+        """Id of the token that replaces text in a baseline, by name of the baseline, if any."""
+        ids = {name: self._first_id(tokens) for name, tokens in _BASELINE_TOKENS.items()}
+        return {name: token for name, token in ids.items() if token is not None}
 
     def token_id(self, token: str) -> int | None:
         """Return the id of the vocabulary entry with this spelling; None if there is none."""

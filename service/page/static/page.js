@@ -118,7 +118,7 @@ async function showModel() {
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
     byId("model").textContent = "";
-    byId("key").closest("details").open = true;
+    byId("key").closest("details").open ||= error.needsKey;
     byId("unavailable").textContent = sentenceCase(`${error.message}.`);
     await showModels();
   }

@@ -1,7 +1,7 @@
 // Counterfactuals of a ranking: passages struck out or edited, another query, chunks, prompt or model. The list keeps its
 // order, and each row has its new score and rank beside the old ones.
 
-import { byId, element, muted, sentences } from "./dom.js";
+import { byId, element, muted, sentenceCase, sentences } from "./dom.js";
 import { setValue } from "./inputs.js";
 import { orderOf, rankingOf } from "./rank.js";
 import { changesOf, saidOf } from "./rank_changes.js";
@@ -157,7 +157,7 @@ function optionsNow() {
   return {
     ...((size || overlap) && { chunking: { size: size ? Number(size) : null, overlap: Number(overlap) } }),
     ...(named && { prompt_name: named }),
-    ...(model && { model }),
+    ...(model && { model, raw_scores: true }), // of other models than rerankers they are the scores
   };
 }
 
@@ -183,7 +183,7 @@ async function measure() {
     if (error.name === "AbortError") return;
     if (!(error instanceof Problem)) throw error;
     showAfter();
-    stated.textContent = `${error.message}.`;
+    stated.textContent = sentenceCase(`${error.message}.`);
   }
 }
 

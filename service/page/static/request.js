@@ -1,11 +1,11 @@
 // Requests to the service, and their errors.
 
 // An error of a request, with the JSON pointer to the field that caused it, or the name of the input. `concernsAll`: the
-// next request would have it too.
+// next request would have it too. `needsKey`: another key may be accepted.
 export class Problem extends Error {
-  constructor(message, pointer = null, field = null, concernsAll = false) {
+  constructor(message, pointer = null, field = null, concernsAll = false, needsKey = false) {
     super(message);
-    Object.assign(this, { pointer, field, concernsAll });
+    Object.assign(this, { pointer, field, concernsAll, needsKey });
   }
 }
 
@@ -40,7 +40,8 @@ export async function ask(path, body, key, signal) {
     // The service's sentence about a missing key asks for a header; the page has a field.
     const detail = response.status === 401 && !key ? "The service needs an API key: enter it above" : result.detail;
     const message = (detail || `The service returned status ${response.status}`).replace(/\.$/, "");
-    throw new Problem(message, result.pointer, null, [401, 403].includes(response.status));
+    const needsKey = [401, 403].includes(response.status);
+    throw new Problem(message, result.pointer, null, needsKey, needsKey);
   }
   return withNonfinite(result);
 }

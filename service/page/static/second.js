@@ -23,7 +23,7 @@ export function secondRequests(all, model, runs) {
   // `rows`: the index, in the request, of each input whose words are compared.
   const attribution = (rows, body, pointers) => ({
     ...second, rows, name: "second opinion", path: "debug/attribute", fields: { ...fields, ...pointers },
-    body: { ...body, ...options, faithfulness: "words" },
+    body: { ...body, ...options, baseline: model.gradients.baselines[0], faithfulness: "words" },
   });
   if (model.kind !== "embedding") {
     const target = { ...TARGETS[model.gradients.targets[0]](inputs), ...(model.kind === "classifier" && labelTarget(deletion.result, model)) };

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from starlette.testclient import TestClient
 
@@ -180,6 +181,25 @@ def test_gradients_are_those_of_the_reranker_in_its_template(
     words = [texts[word["text"]][word["start"] : word["end"]] for word in result["words"]]
     assert " ".join(words) == "Where did the cat sit ? The cat sat on the mat ."
     assert {token["text"] for token in result["tokens"]} == {None, 0, 1}
+
+
+def test_baseline_of_padding_is_that_of_the_tokenizer(
+    yes_no: Artifact, yes_no_client: TestClient
+) -> None:
+    body: Json = {"target": {"type": "score"}, "text_pair": DOCUMENTS[1]}
+    result = ask(yes_no_client, "/debug/attribute", text=QUERY, **body)
+    folder = yes_no.path.with_name("model")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    padded = [
+        tokenizer.pad_token if token["text"] is not None else token["token"]
+        for token in result["tokens"]
+    ]
+    ids = torch.tensor([tokenizer.convert_tokens_to_ids(padded)])
+    logits = model(ids).logits[0, -1].detach()
+    yes, no = (logits[tokenizer.convert_tokens_to_ids(word)] for word in ("yes", "no"))
+    assert result["baseline_value"] == pytest.approx(float(yes - no), abs=1e-5)
+    assert yes_no_client.get("/debug/capabilities").json()["baselines"] == ["pad", "zero"]
 
 
 def test_info_has_the_instruction(yes_no_client: TestClient, rerank_client: TestClient) -> None:

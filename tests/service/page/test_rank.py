@@ -523,6 +523,27 @@ def test_other_model_has_its_own_scores(browser: Browser, url_of_both: str) -> N
         check_after(row_of(page, passage), scores, index)
 
 
+def choose_model(page: Browser, name: str) -> None:
+    page.execute_script(
+        "arguments[0].value = arguments[1];"
+        "arguments[0].dispatchEvent(new Event('input', { bubbles: true }))",
+        find(page, "[data-option=model]"),
+        name,
+    )
+
+
+def test_other_model_that_is_a_reranker_has_its_logits(browser: Browser, plain_url: str) -> None:
+    passages = ["w6 w7", "w8 w9 w10"]
+    page = opened(browser, plain_url, "w4 w5", "\n\n".join(passages))
+    until(lambda: find(page, "[data-option=model]").is_displayed())
+    choose_model(page, "reranker")
+    scores = scores_of(plain_url, "w4 w5", passages, model="reranker", raw_scores=True)
+    for index, passage in enumerate(passages):
+        check_after(row_of(page, passage), scores, index)
+    choose_model(page, "classifier")
+    until(partial(shows, page, "#rank-whatif .problem", "The model "))
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

@@ -288,7 +288,7 @@ def test_labels_of_a_softmax_alone_are_explained_against_the_next_one(
     model = {
         "kind": "classifier",
         "info": {"activation": activation},
-        "gradients": {"targets": ["label"], "routes": []},
+        "gradients": {"targets": ["label"], "routes": [], "baselines": ["pad"]},
     }
     (target,) = page.execute_script(
         "return import('./debug/assets/second.js').then(({secondRequests}) => "

@@ -124,7 +124,7 @@ def test_second_opinion_is_of_a_difference_only_if_the_first_answer_is(
         # The tokens of the request did not suffice for the other document.
         run["result"]["explanations"][1] = None
     inputs = {"a": "pet", "b": "cat a", "c": "dog the", "pair-layer": "output"}
-    gradients = {"routes": ["attribute"], "targets": ["maxsim"]}
+    gradients = {"routes": ["attribute"], "targets": ["maxsim"], "baselines": ["pad"]}
     model = {"kind": kind, "similarity": "cosine", "prompts": [], "gradients": gradients}
     sent = value_of(
         plain_page,
@@ -226,13 +226,19 @@ def test_hover_shows_the_digits_of_float32(plain_page: Browser) -> None:
         assert len(title.lstrip("\N{MINUS SIGN}0.")) <= len("123456e-10")
 
 
-def test_words_are_not_clipped_on_a_narrow_screen(browser: Browser, plain_url: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "question"), [("embedding", f"b={'longword' * 12}"), ("reranker", "a=w4&b=w5&c=w6")]
+)
+def test_words_are_not_clipped_on_a_narrow_screen(
+    browser: Browser, plain_url: str, kind: str, question: str
+) -> None:
     metrics = {"width": 330, "height": 844, "deviceScaleFactor": 1, "mobile": True}
     with shown_on(browser, "phone"):
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
         page = open_page(
             browser,
-            f"{plain_url}/debug?model=embedding#tab=explain&run=1&b={'longword' * 12}",
+            f"{plain_url}/debug?model={kind}#tab=explain&run=1&{question}",
+            kind,
             has_gradients=False,
         )
         until(lambda: texts(page, "#explain .chip"))
@@ -243,6 +249,14 @@ def test_words_are_not_clipped_on_a_narrow_screen(browser: Browser, plain_url: s
         )
         assert outside == []
         assert page.execute_script("return document.documentElement.scrollWidth") <= 330
+        overlapping = page.execute_script(
+            "const boxes = [...document.querySelectorAll('.tick small')]"
+            ".map((label) => label.getBoundingClientRect());"
+            "return boxes.filter((one) => boxes.some((other) => other !== one "
+            "&& one.left < other.right && other.left < one.right "
+            "&& one.top < other.bottom && other.top < one.bottom))"
+        )
+        assert overlapping == []
 
 
 def test_nothing_is_asked_before_the_model_is_known(browser: Browser, plain_url: str) -> None:

@@ -161,6 +161,7 @@ def test_missing_and_unknown_keys_are_asked_for_in_the_field_of_the_page(
         browser.get(f"{match[1]}/debug")
         until(lambda: find(browser, "#unavailable").text)
         assert find(browser, "#unavailable").text == "The service needs an API key: enter it above."
+        assert find(browser, "#key").is_displayed()
         find(browser, "#key").send_keys("unknown", Keys.TAB)
         until(lambda: shows(browser, "#unavailable", "The API key is unknown."))
         find(browser, "#key").clear()
@@ -247,6 +248,7 @@ def test_page_of_several_models_links_to_the_page_of_each(
         url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
         browser.get(f"{url}/debug")
         until(lambda: "served models: org/embedder, reranker" in find(browser, "#unavailable").text)
+        assert not find(browser, "#key").is_displayed()
         until(lambda: len(browser.find_elements(By.CSS_SELECTOR, "#models a")) == 2)
         for name, kind in (("reranker", "reranker"), ("org/embedder", "embedding")):
             browser.find_element(By.LINK_TEXT, name).click()

@@ -116,6 +116,21 @@ def test_if_tokens_are_few_the_units_that_matter_alone_are_left_out(
     assert min(measured) >= max(others)
 
 
+@pytest.mark.parametrize("max_tokens", [70, 80, 90, 100])
+def test_adjacent_equal_units_are_all_left_out_or_none(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    max_tokens: int,
+) -> None:
+    query = "w5 w5 w5 cat cat cat w6 w7 w7"
+    deletion = vitrine.Deletion(by="words", of="query", max_tokens=max_tokens)
+    result = models["cosine"].score(query, "w6 cat", explain=deletion)
+    assert result.explanation_tokens <= max_tokens
+    units = result.deletions[0].texts[0].units
+    assert None in [unit.left_out for unit in units]
+    for equal in (units[:3], units[3:6], units[7:]):
+        assert len({unit.left_out for unit in equal}) == 1
+
+
 def test_tokens_that_do_not_suffice_for_the_units_alone_are_refused(
     models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
 ) -> None:

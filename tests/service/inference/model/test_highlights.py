@@ -64,6 +64,24 @@ def test_the_best_documents_have_highlights_as_far_as_the_tokens_suffice(
 
 
 @pytest.mark.parametrize("kind", ["cosine", "reranker"])
+def test_the_best_sentences_alone_are_left_out_however_few_the_tokens(
+    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    monkeypatch.setattr("service.inference.model.explanations._HIGHLIGHTS", (1, 1))
+    documents = [" ".join(f"W{a + b}." for b in range(10)) for a in range(5, 45)]
+    result = models[kind].rerank("w6", documents, explain=vitrine.Highlights(10))
+    assert len(result.deletions) > 2
+    for found in result.deletions.values():
+        units = found.texts[0].units
+        alone = sorted(unit.alone or 0 for unit in units)
+        measured = sorted(unit.alone or 0 for unit in units if unit.left_out is not None)
+        assert len(measured) >= 3
+        assert measured == alone[-len(measured) :]
+
+
+@pytest.mark.parametrize("kind", ["cosine", "reranker"])
 @pytest.mark.parametrize("document", ["It is w{} cat, a dog and w9.", "It is w{} cat. A w9 dog."])
 def test_all_of_many_short_documents_have_highlights(
     models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
