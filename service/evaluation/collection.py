@@ -6,6 +6,7 @@ read them.
 
 import hashlib
 import random
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -364,7 +365,7 @@ def _judgements(path: Path) -> dict[str, dict[str, int]]:
                 query, document, value = (
                     own.decode() if isinstance(own, bytes) else own for own in fields
                 )
-                if None in (query, document):
+                if not all(type(own) in (str, int) for own in (query, document)):
                     raise ValueError
                 relevance = _relevance(value)
             except (TypeError, ValueError):
@@ -399,10 +400,10 @@ def _relevance(value: object) -> int:
     Raises:
         ValueError: It is no integer, or above `_MAX_RELEVANCE`.
     """
-    number = float(str(value))
-    if not number.is_integer() or number > _MAX_RELEVANCE:
+    number = re.fullmatch(r"\s*([+-]?\d+)(\.0*)?\s*", str(value))
+    if number is None or int(number[1]) > _MAX_RELEVANCE:
         raise ValueError
-    return max(0, int(number))
+    return max(0, int(number[1]))
 
 
 def _judgement_fields(path: Path) -> Iterator[tuple[int, Sequence[object]]]:

@@ -150,14 +150,16 @@ async def _evaluate(
             return None
         _release_memory()
     _check_versions(options)
-    rankings = await asyncio.to_thread(_rank, options, texts, similarity, report)
+    with reading_errors(str(options.folder)):
+        rankings = await asyncio.to_thread(_rank, options, texts, similarity, report)
     if options.reranker is not None:
         jobs["pairs"] = options.reranker
         with writing_errors(options.folder):
             await asyncio.to_thread(_write_pairs, options, texts, rankings)
         if not await finishes("pairs", options.reranker):
             return None
-        rankings = await asyncio.to_thread(_rerank, options.folder / "pairs", rankings)
+        with reading_errors(str(options.folder)):
+            rankings = await asyncio.to_thread(_rerank, options.folder / "pairs", rankings)
     values = measure(options.measures, texts.judgements, rankings) if texts.judgements else {}
     results = {
         "measures": means(values) if values else {},

@@ -516,6 +516,12 @@ def test_second_process_on_a_folder_is_refused(run: Evaluate, tmp_path: Path) ->
         ("qrels/test.tsv", "q0\td1\tone\n", "line 1: a judgement has"),
         ("qrels/test.tsv", "q0\td1\t1\nq0 d1 1 2 3\n", "line 2: a judgement has"),
         ("qrels/test.tsv", "q0\td1\t0.5\n", "line 1: a judgement has"),
+        ("qrels/test.tsv", "q0\td1\t1_0\n", "line 1: a judgement has"),
+        (
+            "qrels/test.tsv",
+            '{"query-id": {"a": 1}, "corpus-id": "d1", "score": 1}\n',
+            "line 1: a judgement has",
+        ),
         ("qrels/test.tsv", "q0\td1\t1001\n", "line 1: a judgement has .* up to 1000"),
         ("qrels/test.tsv", "q0\td1\t1\nq0 0 d1 0\n", "line 2: the document 'd1' was judged differ"),
         ("corpus.jsonl", '{"_id": "a", "title": "t", "text": null}', "record 0: the column 'text'"),
@@ -534,6 +540,18 @@ def test_invalid_files_are_refused_by_name_and_record(
     with pytest.raises(BulkError, match=message) as error:
         run(folder=folder)
     assert str(folder / file) in str(error.value)
+
+
+def test_vectors_that_cannot_be_read_are_named(
+    run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(*_: object) -> None:
+        raise OSError("ZSTD decompression failed")
+
+    monkeypatch.setattr("service.evaluation.evaluation.rank", damaged)
+    with pytest.raises(BulkError, match="cannot be read: ZSTD decompression failed") as error:
+        run()
+    assert str(tmp_path) in str(error.value)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".ZST"])
