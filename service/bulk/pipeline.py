@@ -6,8 +6,10 @@ they are in the same block or in one of the recent blocks.
 """
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -88,6 +90,35 @@ class _Pending:
         self.block = Block(self.block.first, self.block.rows)
 
 
+def _next_of(blocks: Iterator[Block]) -> "asyncio.Future[Block | None]":
+    """Return a future of the next block, None at the end, from a thread.
+
+    The thread may wait for standard input for ever, and does not keep the process from ending.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Block | None] = loop.create_future()
+
+    def finish(block: Block | None, error: Exception | None) -> None:
+        if future.done():  # cancelled
+            return
+        if error is None:
+            future.set_result(block)
+        else:
+            future.set_exception(error)
+
+    def read() -> None:
+        block, error = None, None
+        try:
+            block = next(blocks, None)
+        except Exception as raised:  # noqa: BLE001 - raised where the future is awaited
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(finish, block, error)
+
+    threading.Thread(target=read, name="reader", daemon=True).start()
+    return future
+
+
 class Pipeline:
     """Encodes blocks of records.
 
@@ -128,8 +159,7 @@ class Pipeline:
         """
         try:
             while True:
-                read = asyncio.create_task(asyncio.to_thread(next, blocks, None))
-                # The reader may wait for standard input.
+                read = _next_of(blocks)
                 while self._in_flight and await self._is_finished_before(read):
                     yield await self._finish()
                 block = await read
@@ -147,7 +177,7 @@ class Pipeline:
                 if pending.results is not None:
                     pending.results.cancel()
 
-    async def _is_finished_before(self, read: "asyncio.Task[Block | None]") -> bool:
+    async def _is_finished_before(self, read: "asyncio.Future[Block | None]") -> bool:
         """Wait for the oldest block in flight or the reader; return whether it is the block.
 
         A reader that is done has precedence, so that the engine gets its next items first.

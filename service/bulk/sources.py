@@ -143,7 +143,8 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     if format_ == "parquet":
         raise OptionError("Parquet cannot be read from standard input; write it to a file")
     _check_lines(format_, texts)
-    stdin = cast(io.BufferedReader, sys.stdin.buffer)
+    # Not `sys.stdin`, with which Python aborts if a thread still waits for it at the end.
+    stdin = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115 - open until the end
     with reading_errors(_STDIN_NAME):
         start = read_start(stdin, format_)
         copied = options.copied_columns

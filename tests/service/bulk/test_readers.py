@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pyarrow.csv
@@ -229,11 +230,13 @@ def test_first_record_of_json_lines_may_exceed_the_sample(tmp_path: Path, name: 
 
 
 def test_first_record_of_standard_input_may_exceed_the_sample(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     long = "x" * 2**21
     content = json.dumps({"text": long}) + '\n{"text": "end"}\n'
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    (tmp_path / "stdin").write_text(content)
+    opened = SimpleNamespace(fileno=lambda: os.open(tmp_path / "stdin", os.O_RDONLY))
+    monkeypatch.setattr("sys.stdin", opened)
     source = open_source(options("-", input_format="jsonl"), "dense")
     assert texts(source) == {0: long, 1: "end"}
 

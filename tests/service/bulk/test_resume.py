@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import io
 import json
 import os
 import random
@@ -21,7 +20,7 @@ from models.artifact import Artifact
 from service.bulk import job, parts
 from service.bulk.command_line import main
 from service.bulk.options import BulkError, OptionError
-from tests.eventually import eventually
+from tests.eventually import HANG_S, eventually
 from tests.models.checkpoints import edit_json
 from tests.service.bulk.conftest import Encode, rows_of
 
@@ -518,14 +517,14 @@ def test_full_disk_is_a_clear_error_and_the_job_resumes_when_there_is_space(
 
 
 @pytest.fixture
-def stdin(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+def stdin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bytes]:
     """Content of standard input, the first element of the list."""
     content = [b""]
 
     class Input:
-        @property
-        def buffer(self) -> io.BytesIO:
-            return io.BytesIO(content[0])
+        def fileno(self) -> int:
+            (tmp_path / "stdin").write_bytes(content[0])
+            return os.open(tmp_path / "stdin", os.O_RDONLY)
 
     monkeypatch.setattr(sys, "stdin", Input())
     return content
@@ -646,3 +645,22 @@ def test_other_standard_input_is_refused(
     stdin[0] = b"".join([*lines[:300], b'{"text": "another"}\n', *lines[300:]])
     with pytest.raises(BulkError, match=r"differs from the one .* in rows 250 to 499"):
         encode("-", input_format="jsonl", part_rows=250)
+
+
+def test_job_that_fails_does_not_wait_for_the_rest_of_standard_input(
+    small_artifact: Artifact, output: Path, process_environment: dict[str, str]
+) -> None:
+    arguments = [sys.executable, "-m", "service.bulk", "-", str(output)]
+    arguments += ["--model", str(small_artifact.path), "--max-errors", "0"]
+    # The reader has passed the sample, and waits for more when the empty text is an error.
+    lines = [*["x" * 90_000] * 12, "", *(f"text {number}" for number in range(1000))]
+    job = subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=process_environment
+    )
+    with job:
+        assert job.stdin is not None
+        assert job.stderr is not None
+        job.stdin.write("".join(f"{line}\n" for line in lines).encode())
+        job.stdin.flush()
+        assert job.wait(HANG_S) == 1  # before the input ends
+        assert b"more than 0 records have errors" in job.stderr.read()
