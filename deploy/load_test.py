@@ -562,9 +562,9 @@ def draw(results: Sequence[LoadResult], file: Path) -> None:
 
 
 def _checked(
-    convert: Callable[[str], Any], is_valid: Callable[[Any], bool], wanted: str
+    convert: Callable[[str], Any], is_valid: Callable[[Any], bool], description: str
 ) -> Callable[[str], Any]:
-    """Return a type of arguments, whose error says what is wanted."""
+    """Return a type of arguments, whose error has the description."""
 
     def parse(text: str) -> object:
         try:
@@ -572,7 +572,7 @@ def _checked(
         except ValueError:
             value = None
         if value is None or not is_valid(value):
-            raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {description}")
         return value
 
     return parse

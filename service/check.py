@@ -149,10 +149,10 @@ def check_port(host: str, port: int) -> None:
     """
     try:
         # An empty host is every address, as for asyncio.
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        for family, _, _, _, address in found:
+        for family, _, _, _, address in addresses:
             socket.create_server(address[:2], family=family).close()
     except (OSError, UnicodeError) as error:
         # A strerror without the address; a name with an empty or too long part has none.

@@ -93,9 +93,9 @@ def _explain(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Seque
     if len(texts) == 2 and len(manifest.labels) < 2:  # rerankers have one label at most
         scores = model.score(*texts, explain=Deletion(by=by, of="both"))
         # As on the page and in notebooks: sigmoids near 1 hardly change.
-        found = scores.deletions[0]
-        name = f"{scores.kind.replace('_', '-')} {result_name_of(found)}"
-        return f"{name} {scores.raw_scores[0]:.4f} ({manifest.name})", found.raw_texts
+        explanation = scores.deletions[0]
+        name = f"{scores.kind.replace('_', '-')} {result_name_of(explanation)}"
+        return f"{name} {scores.raw_scores[0]:.4f} ({manifest.name})", explanation.raw_texts
     if len(texts) == 1 and "logits" not in manifest.outputs:
         raise ValueError(f"{manifest.name} has no labels; give a second text, to score the two")
     pair = texts[0] if len(texts) == 1 else (texts[0], texts[1])

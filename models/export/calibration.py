@@ -105,13 +105,13 @@ def measure_recall(
     for start in range(0, len(queries), _QUERIES):
         chunk = queries[start : start + _QUERIES]
         expected = nearest(documents, documents, chunk, NEAREST)
-        found = {"int8": nearest(documents, restored, chunk, NEAREST)}
+        neighbours = {"int8": nearest(documents, restored, chunk, NEAREST)}
         if bits is not None:
             # W minus twice the Hamming distance is the dot product of bits as ±1, exact in float32.
             close = nearest(bits, bits, chunk, candidates)
-            found["ubinary"] = _rescore(documents[chunk], bits, close)
-            found["ubinary_int8"] = _rescore(documents[chunk], restored, close)
-        for method, own in found.items():
+            neighbours["ubinary"] = _rescore(documents[chunk], bits, close)
+            neighbours["ubinary_int8"] = _rescore(documents[chunk], restored, close)
+        for method, own in neighbours.items():
             hits.setdefault(method, []).extend(map(overlap, expected, own))
     return {method: round(float(np.mean(own)), 4) for method, own in hits.items()}
 

@@ -93,9 +93,9 @@ def read_updates(folder: ModelFolder, subfolder: str) -> dict[str, Tensor]:
         update = (b @ a) * (alpha / (math.sqrt(rank) if config.get("use_rslora") else rank))
         updates[f"{module}.weight"] = update.T if is_table else update
     if tensors or not updates:
-        found = ", ".join(sorted(tensors)[:5]) or "no tensors"
+        names = ", ".join(sorted(tensors)[:5]) or "no tensors"
         raise CheckpointError(
-            f"{join(subfolder, _WEIGHTS)} has {found}; only LoRA's matrices A and B are supported"
+            f"{join(subfolder, _WEIGHTS)} has {names}; only LoRA's matrices A and B are supported"
         )
     return updates
 

@@ -336,19 +336,20 @@ def explanation_fields(
     """
     if index in result.explanations:
         return _terms_fields(model, result.explanations[index])
-    found = result.deletions.get(index) or result.shapley_values.get(index)
-    if found is None:
+    explanation = result.deletions.get(index) or result.shapley_values.get(index)
+    if explanation is None:
         return None
     texts = [
-        {"side": _SIDES[fields.pop("text")], **fields} for fields in _text_fields(found, raw=raw)
+        {"side": _SIDES[fields.pop("text")], **fields}
+        for fields in _text_fields(explanation, raw=raw)
     ]
-    info: dict[str, object] = {"method": _METHODS[type(found)], "texts": texts}
-    if found.other is not None:
-        start, end = found.other
-        side = _SIDES[1 - found.texts[0].text]
+    info: dict[str, object] = {"method": _METHODS[type(explanation)], "texts": texts}
+    if explanation.other is not None:
+        start, end = explanation.other
+        side = _SIDES[1 - explanation.texts[0].text]
         info["other"] = {"side": side, "start": start, "end": end}
-    if isinstance(found, Deletions) and found.pairs is not None:
-        info["pairs"] = [asdict(pair) for pair in found.pairs[raw]]
+    if isinstance(explanation, Deletions) and explanation.pairs is not None:
+        info["pairs"] = [asdict(pair) for pair in explanation.pairs[raw]]
     return info
 
 
@@ -362,10 +363,10 @@ def highlight_fields(
         index: Index of the score.
         raw: Whether the score is a reranker's logit.
     """
-    found = result.deletions.get(index)
-    if found is None:
+    explanation = result.deletions.get(index)
+    if explanation is None:
         return None
-    (text,) = found.raw_texts if raw else found.texts
+    (text,) = explanation.raw_texts if raw else explanation.texts
     return [asdict(unit) for unit in text.units]
 
 
@@ -374,11 +375,11 @@ def label_fields(result: Classification, index: int, *, raw: bool) -> dict[str, 
 
     See `explanation_fields`.
     """
-    found = result.deletions.get(index) or result.shapley_values.get(index)
-    if found is None:
+    explanation = result.deletions.get(index) or result.shapley_values.get(index)
+    if explanation is None:
         return None
-    texts = _text_fields(found, raw=raw)
-    return {"method": _METHODS[type(found)], "label": found.label, "texts": texts}
+    texts = _text_fields(explanation, raw=raw)
+    return {"method": _METHODS[type(explanation)], "label": explanation.label, "texts": texts}
 
 
 def _terms_fields(model: Model, explanation: Explanation) -> dict[str, object]:
@@ -397,9 +398,9 @@ def _terms_fields(model: Model, explanation: Explanation) -> dict[str, object]:
     }
 
 
-def _text_fields(found: Deletions | ShapleyValues, *, raw: bool) -> list[dict[str, Any]]:
+def _text_fields(explanation: Deletions | ShapleyValues, *, raw: bool) -> list[dict[str, Any]]:
     """Return the fields of each text, with its index as `text`."""
-    texts = found.raw_texts if raw else found.texts
+    texts = explanation.raw_texts if raw else explanation.texts
     return [
         {
             "text": text.text,

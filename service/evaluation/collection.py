@@ -235,8 +235,8 @@ def the_file(folder: Path, name: str) -> Path:
         own = [path for path in folder.iterdir() if path.name.startswith(f"{name}.")]
     matches = sorted(path for path in own if path.is_file())
     if len(matches) != 1:
-        found = ", ".join(path.name for path in matches) or "none"
-        raise OptionError(f"{folder} must have one file {name}.*; it has {found}")
+        names = ", ".join(path.name for path in matches) or "none"
+        raise OptionError(f"{folder} must have one file {name}.*; it has {names}")
     return matches[0]
 
 
@@ -267,25 +267,25 @@ class _TextFile:
         self._options, self._source = _open(path, folder)
         self.sha256 = "".join(file.sha256 for file in self._source.files)
 
-    def write(self, target: Path, wanted: Collection[str] | None) -> list[str]:
+    def write(self, target: Path, only: Collection[str] | None) -> list[str]:
         """Write the ids and texts to a Parquet file, unless it has them, and return the ids.
 
         Args:
             target: Path of the file.
-            wanted: Ids of the records to write; None: all.
+            only: Ids of the records to write; None: all.
         """
-        content = _sha256([self.sha256, wanted and sorted(wanted)])
-        ids = _write(target, content, self._records(wanted))
+        content = _sha256([self.sha256, only and sorted(only)])
+        ids = _write(target, content, self._records(only))
         if not ids:
             raise BulkError(f"{self._path} has no texts; give a file that has some")
         return ids
 
-    def _records(self, wanted: Collection[str] | None) -> Iterator[list[list[str]]]:
+    def _records(self, only: Collection[str] | None) -> Iterator[list[list[str]]]:
         """Yield the ids and the texts of records."""
         seen: set[str] = set()
         for block in self._source.read(_EveryRow()):
             ids, texts = self._block(block)
-            kept = [i for i, own in enumerate(ids) if wanted is None or own in wanted]
+            kept = [i for i, own in enumerate(ids) if only is None or own in only]
             for own in (ids[i] for i in kept):
                 if own in seen:
                     raise BulkError(f"{self._path} has several records with the id {own!r}")
@@ -293,7 +293,7 @@ class _TextFile:
                     raise BulkError(f"{self._path}: the id {own!r} is empty or has white space")
                 seen.add(own)
             yield [[column[i] for i in kept] for column in (ids, texts)]
-        if wanted is not None and (missing := sorted(set(wanted) - seen)[:1]):
+        if only is not None and (missing := sorted(set(only) - seen)[:1]):
             raise BulkError(
                 f"{self._path} has no text of the query {missing[0]!r}, which is judged"
             )

@@ -63,17 +63,17 @@ def measure(
     """
     names = {_TREC[own.kind] + ("" if own.kind == "mrr" else f".{own.cut}") for own in measures}
     evaluator = pytrec_eval.RelevanceEvaluator(judgements, names)
-    found = evaluator.evaluate({query: dict(own) for query, own in rankings.items()})
+    results = evaluator.evaluate({query: dict(own) for query, own in rankings.items()})
     return {
-        query: {str(own): _value(own, found.get(query, {})) for own in measures}
+        query: {str(own): _value(own, results.get(query, {})) for own in measures}
         for query in judgements
     }
 
 
-def _value(own: Measure, found: Mapping[str, float]) -> float:
+def _value(own: Measure, results: Mapping[str, float]) -> float:
     if own.kind != "mrr":
-        return found.get(f"{_TREC[own.kind]}_{own.cut}", 0.0)
-    value = found.get("recip_rank", 0.0)
+        return results.get(f"{_TREC[own.kind]}_{own.cut}", 0.0)
+    value = results.get("recip_rank", 0.0)
     return value if value and round(1 / value) <= own.cut else 0.0
 
 

@@ -200,7 +200,7 @@ def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
     are often of one subject.
     """
     step = -(-len(_ids(new, "documents")) // _MAX_PAIRS)
-    found = []
+    tables = []
     for own in (old, new):
         blocks = VectorFiles(own.folder / "documents", (), "dense").blocks(4096)
         rows: list[NDArray[np.int64]] = []
@@ -214,8 +214,8 @@ def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
             vectors.append(column.flatten().to_numpy().reshape(len(block), width)[kept])
         if not rows:
             raise OptionError(f"no document of {own.folder} has a vector")
-        found.append((np.concatenate(rows), np.concatenate(vectors)))
-    (old_rows, old_vectors), (new_rows, new_vectors) = found
+        tables.append((np.concatenate(rows), np.concatenate(vectors)))
+    (old_rows, old_vectors), (new_rows, new_vectors) = tables
     _, a, b = np.intersect1d(old_rows, new_rows, return_indices=True)
     return old_vectors[a].astype(np.float64), new_vectors[b].astype(np.float64)
 

@@ -418,8 +418,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/results/query_table.py",
-        "is_weighted = found != 0",
-        "is_weighted = found > 0",
+        "is_weighted = entry_weights != 0",
+        "is_weighted = entry_weights > 0",
         f"{_T}test_inference_free.py::"
         "test_weights_of_queries_are_exactly_those_of_sentence_transformers",
     ),
@@ -576,8 +576,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/explanations.py",
-        "{at: highlights_of(own, how.count)",
-        "{at: own",
+        "index: highlights_of(deletions, how.count)",
+        "index: deletions",
         "tests/service/inference/model/test_highlights.py::"
         "test_highlights_are_the_best_sentences_of_an_explanation_by_deletion",
     ),

@@ -49,7 +49,7 @@ def find_products(graph: onnx.GraphProto, per_token: Collection[str]) -> list[Pr
     for node in graph.node:
         if _has_weights(node, constants) and node.input[0] in per_token:
             groups.setdefault(node.input[0], []).append(node)
-    found: list[Products] = []
+    products: list[Products] = []
     next_layer = ""
     for x, nodes in reversed(groups.items()):
         first = nodes[0].input[1]
@@ -64,8 +64,8 @@ def find_products(graph: onnx.GraphProto, per_token: Collection[str]) -> list[Pr
             node.output[0]: slice(end - len(own), end)
             for node, own, end in zip(nodes, weights, ends, strict=True)
         }
-        found.append(Products(name, x, rows, np.concatenate(weights)))
-    return found[::-1]
+        products.append(Products(name, x, rows, np.concatenate(weights)))
+    return products[::-1]
 
 
 def _has_weights(node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> bool:

@@ -240,13 +240,13 @@ class ShapleyValues:
         return picture(heading_of(self), [("", self)])
 
 
-def highlights_of(found: Deletions, count: int) -> Deletions:
+def highlights_of(deletions: Deletions, count: int) -> Deletions:
     """Return an explanation with the best units of each text alone, best first."""
     texts, raw_texts = (
         [replace(text, units=sorted(text.units, key=attrgetter("rank"))[:count]) for text in own]
-        for own in (found.texts, found.raw_texts)
+        for own in (deletions.texts, deletions.raw_texts)
     )
-    return replace(found, texts=texts, raw_texts=raw_texts)
+    return replace(deletions, texts=texts, raw_texts=raw_texts)
 
 
 def unit_spans(text: str, by: TextUnit) -> list[Span]:

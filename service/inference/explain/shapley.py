@@ -156,10 +156,10 @@ def _weights(pairs: Subsets, draws: NDArray[np.intp]) -> tuple[Values, Subsets]:
     units = pairs.shape[1]
     masses, counts = _kernel(units)
     sizes = np.minimum(pairs.sum(1), units - pairs.sum(1)) - 1
-    found = np.bincount(sizes, minlength=len(counts))
-    is_complete = np.array([int(a) == b for a, b in zip(found, counts, strict=True)])
+    actual = np.bincount(sizes, minlength=len(counts))
+    is_complete = np.array([int(a) == b for a, b in zip(actual, counts, strict=True)])
     is_drawn = ~is_complete[sizes]
-    weights = masses[sizes] / found[sizes]
+    weights = masses[sizes] / actual[sizes]
     drawn = np.where(is_drawn, draws, 0)
     rest = masses[~is_complete].sum()
     return np.where(is_drawn, rest * drawn / max(drawn.sum(), 1), weights), is_drawn

@@ -207,9 +207,9 @@ class DeletionPlanner:
     def first(self) -> Sequence[Input]:
         """Return the variants that depend on no results."""
         available = self._keep()
-        wanted = self._subsets() if self._is_shapley else self._left_out(available)
+        inputs = self._subsets() if self._is_shapley else self._left_out(available)
         # The part of a text that the model reads can have other tokens than the text.
-        new = self._new([*(part.whole for part in self._parts), *wanted])
+        new = self._new([*(part.whole for part in self._parts), *inputs])
         variants = self._texts.with_result(new)
         if self._is_shapley and len(variants) < len(new):
             raise InvalidInput(
@@ -226,14 +226,14 @@ class DeletionPlanner:
         if not remaining and not self._pair_tokens:
             return []
         left = self._limit - self.tokens - sum(self._others.values())
-        wanted: list[Input] = []
+        inputs: list[Input] = []
         if 0 < self._pair_tokens <= left:
             left -= self._pair_tokens
-            wanted += self._without_pairs()
+            inputs += self._without_pairs()
         for part in parts:
             part.remaining = int(min(1.0, max(0, left) / max(1, remaining)) * part.remaining)
-            wanted += self._refine(part)
-        return self._texts.with_result(self._new(wanted))
+            inputs += self._refine(part)
+        return self._texts.with_result(self._new(inputs))
 
     def explanations(self) -> tuple[dict[int, Deletions], dict[int, ShapleyValues]]:
         """Return the explanations by deletion or the Shapley values, by index."""
@@ -273,8 +273,8 @@ class DeletionPlanner:
         # Estimates are a bit low, because a variant can split otherwise.
         return int(0.95 * self.max_tokens)
 
-    def _new(self, wanted: Iterable[Input]) -> list[Input]:
-        new = [variant for variant in dict.fromkeys(wanted) if variant not in self._known]
+    def _new(self, inputs: Iterable[Input]) -> list[Input]:
+        new = [variant for variant in dict.fromkeys(inputs) if variant not in self._known]
         self._known.update(new)
         return new
 
@@ -393,10 +393,10 @@ class DeletionPlanner:
         if cost <= available:
             self._pair_tokens = cost
             available -= cost
-        wanted: list[Input] = []
+        inputs: list[Input] = []
         for part in self._parts:
             self._check_deadline()
-            wanted += [part.with_text(""), *map(part.alone, part.units)]
+            inputs += [part.with_text(""), *map(part.alone, part.units)]
         # What short texts do not need is for the longer ones, and then for words.
         by_cost = sorted(self._parts, key=self._cost_of_left_out)
         with_words: list[Part] = []
@@ -407,12 +407,12 @@ class DeletionPlanner:
             if own < cost:
                 part.remaining = own
                 continue
-            wanted += part.without(part.units)
+            inputs += part.without(part.units)
             if part.by == "sentences" and self.deletion.is_auto:
                 with_words.append(part)
         for part in with_words:
             part.remaining = available // len(with_words)
-        return wanted
+        return inputs
 
     def _length(self, part: Part, variant: str) -> int:
         """Return the number of tokens of the input with a variant, or more if these are long."""
@@ -457,7 +457,7 @@ class DeletionPlanner:
                 [-(size if self.is_for_best else abs(size)) for size in sizes], kind="stable"
             )
             return part.without([part.units[index] for index in first.tolist()], fit)
-        wanted: list[Input] = []
+        inputs: list[Input] = []
         for effect in sorted(effects, key=lambda effect: effect.rank)[:_BEST_SENTENCES]:
             start, end = effect.start - part.read[0], effect.end - part.read[0]
             words = [
@@ -467,8 +467,8 @@ class DeletionPlanner:
             if remaining < 0:
                 break
             part.words += words
-            wanted += [*part.without(words), *map(part.alone, words)]
-        return wanted
+            inputs += [*part.without(words), *map(part.alone, words)]
+        return inputs
 
     def _shapley(self, part: Part, *, raw: bool) -> TextValues:
         value = self._value_of(part, raw)

@@ -107,8 +107,11 @@ async def explain_scores(
         raise
     if not isinstance(how, Highlights):
         return explained
-    found = explained.deletions.items()
-    return replace(explained, deletions={at: highlights_of(own, how.count) for at, own in found})
+    highlights = {
+        index: highlights_of(deletions, how.count)
+        for index, deletions in explained.deletions.items()
+    }
+    return replace(explained, deletions=highlights)
 
 
 async def explain_labels(

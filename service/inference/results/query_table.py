@@ -45,6 +45,6 @@ def look_up(weights: Vectors, ids: Sequence[int]) -> SparseVector:
         ids: Token ids of the row.
     """
     entries = np.array(sorted(set(ids)), np.intp)
-    found = weights[entries]
-    is_weighted = found != 0
-    return SparseVector(entries[is_weighted], found[is_weighted])
+    entry_weights = weights[entries]
+    is_weighted = entry_weights != 0
+    return SparseVector(entries[is_weighted], entry_weights[is_weighted])

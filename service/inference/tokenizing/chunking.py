@@ -165,10 +165,10 @@ def split(
         # A coarse end is worth more than overlap, of which the first start has the most.
         chosen = next(
             (
-                (level, start, *found)
+                (level, start, *longest_chunk)
                 for level in levels
                 for start in starts
-                if (found := longest(level, start, end)) is not None
+                if (longest_chunk := longest(level, start, end)) is not None
             ),
             None,
         )
