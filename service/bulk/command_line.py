@@ -248,27 +248,38 @@ def run_command(
         progress: Kind of the reports; see `report_progress`.
         encode: Runs the job, given a function that reports its progress.
     """
-    logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)
-    logging.getLogger("vitrine.export").setLevel(logging.INFO)
 
-    def fail(error: Exception, status: int) -> int:
-        print(printable(f"{name}: {error}"), file=sys.stderr)
-        return status
-
-    try:
+    def run() -> int:
         with report_progress(progress) as report:
             result = encode(report)
+        if progress == "json":
+            print(json.dumps(as_json(result)), file=sys.stderr)
+        else:
+            print(printable(f"{name}: {_summary(result)}"), file=sys.stderr)
+        if not result.is_complete:
+            return INTERRUPTED
+        return 3 if result.all_errors else 0
+
+    return exit_status(name, run)
+
+
+def exit_status(name: str, run: Callable[[], int]) -> int:
+    """Run a command, log its warnings, print its error, and return its exit status.
+
+    Args:
+        name: Name of the command, which begins its messages.
+        run: Runs the command and returns its exit status if no error is raised.
+    """
+    logging.basicConfig(format=f"{name}: %(message)s", level=logging.WARNING)
+    logging.getLogger("vitrine.export").setLevel(logging.INFO)
+    try:
+        return run()
     except (OptionError, ArtifactError, EngineError) as error:
-        return fail(error, 2)
+        status, reason = 2, str(error)
     except (BulkError, VitrineError) as error:
-        return fail(error, 1)
-    if progress == "json":
-        print(json.dumps(as_json(result)), file=sys.stderr)
-    else:
-        print(printable(f"{name}: {_summary(result)}"), file=sys.stderr)
-    if not result.is_complete:
-        return INTERRUPTED
-    return 3 if result.all_errors else 0
+        status, reason = 1, str(error)
+    print(printable(f"{name}: {reason}"), file=sys.stderr)
+    return status
 
 
 async def interruptible(job: Callable[[asyncio.Event], Awaitable[Result]]) -> Result:

@@ -2,12 +2,12 @@
 
 import argparse
 import asyncio
-import logging
 import os
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,19 +15,18 @@ import orjson
 from rich.console import Console
 from rich.table import Table
 
-from models.engines import EngineError, Precision
+from models.engines import Precision
 from models.local_path import local_path
-from models.manifest import ArtifactError
-from models.printable import printable
 from service.bulk.command_line import (
     INTERRUPTED,
     add_chunking,
     chunking_of,
+    exit_status,
     export_if_needed,
     interruptible,
 )
 from service.bulk.job import writing_errors
-from service.bulk.options import DTYPES, BulkError, BulkOptions, OptionError
+from service.bulk.options import DTYPES, BulkOptions, OptionError
 from service.bulk.progress import report_progress
 from service.evaluation.collection import CollectionFiles, the_file
 from service.evaluation.comparison import Evaluated, compare, read_evaluation
@@ -36,7 +35,6 @@ from service.evaluation.gate import COMPARISON
 from service.evaluation.measures import DEFAULT, parse_measures
 from service.evaluation.report import report_html, summary
 from service.evaluation.server import CONTRACTS, ContractName, ServerJob
-from service.inference.errors import VitrineError
 from service.model_cache import model_path, required_signer
 
 EPILOG = (
@@ -138,31 +136,21 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     values = vars(_parser().parse_args(arguments))
-    logging.basicConfig(format="vitrine eval: %(message)s", level=logging.WARNING)
-    logging.getLogger("vitrine.export").setLevel(logging.INFO)
-    try:
-        with report_progress(values["progress"]) as report:
-            old = None if values["against"] is None else read_evaluation(values["against"])
-            options = replace(_options(values), compared_sha256=old.collection if old else None)
-            results = asyncio.run(interruptible(lambda stop: evaluate(options, report, stop)))
-        if results is None:
-            print("vitrine eval: interrupted: start again with the same options", file=sys.stderr)
-            return INTERRUPTED
-        _show(results, options.folder)
-        if old is not None:
-            _compare(old, read_evaluation(options.folder))
-        if any(job["errors"] for job in results["jobs"].values()):
-            return 3
-    except (OptionError, ArtifactError, EngineError) as error:
-        return _fail(error, 2)
-    except (BulkError, VitrineError) as error:
-        return _fail(error, 1)
-    return 0
+    return exit_status("vitrine eval", partial(_run, values))
 
 
-def _fail(error: Exception, status: int) -> int:
-    print(printable(f"vitrine eval: {error}"), file=sys.stderr)
-    return status
+def _run(values: Mapping[str, Any]) -> int:
+    with report_progress(values["progress"]) as report:
+        old = None if values["against"] is None else read_evaluation(values["against"])
+        options = replace(_options(values), compared_sha256=old.collection if old else None)
+        results = asyncio.run(interruptible(lambda stop: evaluate(options, report, stop)))
+    if results is None:
+        print("vitrine eval: interrupted: start again with the same options", file=sys.stderr)
+        return INTERRUPTED
+    _show(results, options.folder)
+    if old is not None:
+        _compare(old, read_evaluation(options.folder))
+    return 3 if any(job["errors"] for job in results["jobs"].values()) else 0
 
 
 def _options(values: Mapping[str, Any]) -> EvaluationOptions:
