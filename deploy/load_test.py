@@ -11,8 +11,9 @@ the server and of this program (Tene, "How NOT to measure latency"). A run is in
 1 % of its requests were sent more than 5 ms late.
 
 Exit status: 2 if a run is invalid; otherwise 1 if a threshold is exceeded, no request of a run
-succeeded, or a vector of a sample text differs from the vector requested before the first run;
-otherwise 0. An interrupted load test ends with 130, after the table of the runs before.
+succeeded, a vector of a sample text differs from the vector requested before the first run, or a
+process of the load test has died; otherwise 0. An interrupted load test has 130, and prints the
+table of the runs before.
 """
 
 import argparse
@@ -564,7 +565,7 @@ def draw(results: Sequence[LoadResult], file: Path) -> None:
 def _checked(
     convert: Callable[[str], Any], is_valid: Callable[[Any], bool], description: str
 ) -> Callable[[str], Any]:
-    """Return a type of arguments, whose error has the description."""
+    """Return a conversion of arguments, whose error has the description of valid values."""
 
     def parse(text: str) -> object:
         try:
@@ -777,7 +778,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = status or 1
     if not all(result.is_valid for result in results):
         print("a run is invalid: this machine was too slow to send on schedule", file=sys.stderr)
-        status = status if status == 130 else 2
+        if status != 130:
+            status = 2
     return status
 
 

@@ -99,7 +99,8 @@ def _read_rows(folder: Path, journal: Journal, rows: Iterable[int]) -> dict[int,
 def _difference(stored: Mapping[str, object], again: Mapping[str, object], dtype: str) -> float:
     """Return the largest difference of two results; infinity if they differ in kind."""
     if "ids" in again and again["ids"] is not None and stored["ids"] is not None:
-        return _of_vectors(*_dense(stored, again))  # a weight near 0 may be in one of them alone
+        # A weight near 0 may be in one of them alone.
+        return _distance(*_dense(stored, again), is_vector=True)
     largest = 0.0
     for name, value in again.items():
         if name == HIGHLIGHTS:  # nearly equal sentences can change their places
@@ -110,24 +111,22 @@ def _difference(stored: Mapping[str, object], again: Mapping[str, object], dtype
                 return np.inf
         elif numbers.shape != expected.shape:
             return np.inf
-        elif numbers.size > 1 and name != "scores":
-            largest = max(largest, _of_vectors(numbers, expected))
         else:
-            largest = max(largest, _of_scores(numbers, expected))
+            is_vector = numbers.size > 1 and name != "scores"
+            largest = max(largest, _distance(numbers, expected, is_vector=is_vector))
     return largest
 
 
-def _of_scores(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Return the largest difference of scores, relative to scores above 1."""
+def _distance(a: NDArray[np.float64], b: NDArray[np.float64], *, is_vector: bool) -> float:
+    """Return the difference of vectors or of scores; infinity if one alone is not finite.
+
+    Vectors differ by 1 - cosine, or by the relative difference of their lengths if it is larger;
+    scores by their largest difference, relative to scores above 1.
+    """
     if not np.isfinite([a, b]).all():
         return 0.0 if np.array_equal(a, b, equal_nan=True) else np.inf
-    return float((abs(a - b) / np.maximum(1, abs(b))).max())
-
-
-def _of_vectors(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Return 1 - cosine, or the relative difference of the lengths if it is larger."""
-    if not np.isfinite([a, b]).all():
-        return 0.0 if np.array_equal(a, b, equal_nan=True) else np.inf
+    if not is_vector:
+        return float((abs(a - b) / np.maximum(1, abs(b))).max())
     lengths = [float(np.linalg.norm(each)) for each in (a, b)]
     if min(lengths) == 0:
         return 0.0 if max(lengths) == 0 else np.inf

@@ -145,7 +145,8 @@ class Highlights:
 
     They cost about 8 times the tokens of the documents, and at most `MAX_TOKENS`: the documents
     with the best scores come first, and those for which the tokens do not suffice have none. Of
-    many sentences, those that are best alone are left out, usually three or more of each document.
+    many sentences, those that score best alone are measured by leaving them out, usually three or
+    more of each document.
 
     Attributes:
         count: Maximum number of sentences per document.

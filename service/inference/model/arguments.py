@@ -95,10 +95,10 @@ def explanation_of(explain: object) -> Deletion | Highlights | Terms | None:
 def explanation_of_scores(
     explain: object, chunking: object
 ) -> Deletion | Highlights | Terms | None:
-    """Return how to explain scores, of chunks if `chunking` is not None; None: not.
+    """Return how to explain scores; None: not. Scores of chunks are not explained.
 
     Raises:
-        InvalidInput: An argument is invalid, or `explain` does not apply to chunks.
+        InvalidInput: An argument is invalid, or both are set.
     """
     chosen = explanation_of(explain)
     if chunking is not None:

@@ -231,7 +231,7 @@ async def open_model(
 
 
 class _Parts(NamedTuple):
-    """What is read of an artifact; see `LoadedModel`."""
+    """Parts of a model, read from its artifact; see `LoadedModel`."""
 
     artifact: Artifact
     pair_rows: PairRows

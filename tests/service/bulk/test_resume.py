@@ -20,7 +20,7 @@ from models.artifact import Artifact
 from service.bulk import job, parts
 from service.bulk.command_line import main
 from service.bulk.options import BulkError, OptionError
-from tests.eventually import HANG_S, eventually
+from tests.eventually import eventually
 from tests.models.checkpoints import edit_json
 from tests.service.bulk.conftest import Encode, rows_of
 
@@ -662,5 +662,6 @@ def test_job_that_fails_does_not_wait_for_the_rest_of_standard_input(
         assert job.stderr is not None
         job.stdin.write("".join(f"{line}\n" for line in lines).encode())
         job.stdin.flush()
-        assert job.wait(HANG_S) == 1  # before the input ends
+        eventually(lambda: job.poll() is not None)  # before the input ends
+        assert job.returncode == 1
         assert b"more than 0 records have errors" in job.stderr.read()
