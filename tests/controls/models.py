@@ -641,21 +641,21 @@ GUARDS = (
         "service/inference/registry/registry.py",
         "            check_name(alias)\n",
         "",
-        "tests/service/inference/registry/test_registry.py::"
+        "tests/service/inference/registry/test_served_models.py::"
         "test_invalid_name_of_a_model_is_refused_wherever_it_is",
     ),
     Guard(
         "service/inference/registry/served_models.py",
         "if problem := name_problem(path.name):",
         "if problem := None:",
-        "tests/service/inference/registry/test_registry.py::"
+        "tests/service/inference/registry/test_served_models.py::"
         "test_folders_whose_names_are_invalid_are_skipped_and_logged_once",
     ),
     Guard(
         "service/inference/registry/served_models.py",
         "@lru_cache(maxsize=1024)",
         "@lru_cache(maxsize=0)",
-        "tests/service/inference/registry/test_registry.py::"
+        "tests/service/inference/registry/test_served_models.py::"
         "test_folders_whose_names_are_invalid_are_skipped_and_logged_once",
     ),
     Guard(

@@ -26,19 +26,19 @@ GUARDS = (
         "service/inference/registry/model_watch.py",
         " if _is_gone(key[0])}",
         "}",
-        f"{_I}registry/test_registry.py::test_model_whose_artifact_cannot_be_read_stays_in_service",
+        f"{_I}registry/test_model_watch.py::test_model_whose_artifact_cannot_be_read_stays_in_service",
     ),
     Guard(
         "service/inference/registry/model_watch.py",
         "            if not self._registry.is_open:\n                return\n",
         "",
-        f"{_I}registry/test_registry.py::test_scans_before_the_models_are_open_load_nothing_twice",
+        f"{_I}registry/test_model_watch.py::test_scans_before_the_models_are_open_load_nothing_twice",
     ),
     Guard(
         "service/inference/registry/model_watch.py",
         "    return spec.path, spec.options.name\n",
         "    return spec.path, None\n",
-        f"{_I}registry/test_registry.py::test_all_models_of_a_replaced_artifact_are_loaded_again_with_their"
+        f"{_I}registry/test_model_watch.py::test_all_models_of_a_replaced_artifact_are_loaded_again_with_their"
         "_own_options",
     ),
     Guard(
@@ -64,13 +64,13 @@ GUARDS = (
         "service/inference/registry/registry.py",
         "        if entry.loading is None:\n",
         "        if True:\n",
-        f"{_I}registry/test_registry.py::test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each",
+        f"{_I}registry/test_memory.py::test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each",
     ),
     Guard(
         "service/inference/registry/registry.py",
         "        if (retry_after_s := entry.retry_at - self._clock.now()) > 0:\n",
         "        if False:\n",
-        f"{_I}registry/test_registry.py::test_failed_load_on_demand_is_reported_and_tried_again",
+        f"{_I}registry/test_memory.py::test_failed_load_on_demand_is_reported_and_tried_again",
     ),
     Guard(
         "service/inference/registry/registry.py",
@@ -100,7 +100,7 @@ GUARDS = (
         "service/inference/registry/memory.py",
         'victim = min(self._others(keep), key=attrgetter("is_busy"), default=None)',
         "victim = next(iter(self._others(keep)), None)",
-        f"{_I}registry/test_registry.py::test_idle_model_is_unloaded_before_a_busy_one",
+        f"{_I}registry/test_memory.py::test_idle_model_is_unloaded_before_a_busy_one",
     ),
     Guard(
         "service/inference/registry/memory.py",
@@ -112,7 +112,7 @@ GUARDS = (
         "service/inference/registry/memory.py",
         "            await self._has_closed.wait()\n",
         "            pass\n",
-        f"{_I}registry/test_registry.py::test_busy_model_is_unloaded_only_after_its_requests",
+        f"{_I}registry/test_memory.py::test_busy_model_is_unloaded_only_after_its_requests",
     ),
     Guard(
         "service/inference/registry/registry.py",
@@ -180,14 +180,14 @@ GUARDS = (
         "service/inference/registry/registry.py",
         "                self._replace(entry)\n                return None\n",
         "                return None\n",
-        f"{_I}registry/test_registry.py::test_new_artifact_of_an_unloaded_model_has_its_own_size_and_is_tried"
+        f"{_I}registry/test_model_watch.py::test_new_artifact_of_an_unloaded_model_has_its_own_size_and_is_tried"
         "_at_once",
     ),
     Guard(
         "service/inference/registry/registry.py",
         "            if path is not None and (",
         "            if False and (",
-        f"{_I}registry/test_registry.py::test_model_whose_artifact_is_gone_is_kept_if_it_has_another_one_by"
+        f"{_I}registry/test_model_watch.py::test_model_whose_artifact_is_gone_is_kept_if_it_has_another_one_by"
         "_now",
     ),
     Guard(

@@ -1,0 +1,63 @@
+"""Registries of small models, and loads that are held."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.artifact import Artifact
+from models.engines import weight_bytes
+from models.manifest import ArtifactError
+from service.inference.model.model import Model
+from service.inference.model.opening import ModelOptions, open_model
+from service.inference.registry import memory
+from service.inference.registry.registry import ModelRegistry
+from service.inference.registry.served_models import ModelSpec
+
+ONE_THREAD = ModelOptions(threads=1)
+
+
+def spec(artifact: Artifact, name: str, *aliases: str) -> ModelSpec:
+    return ModelSpec(path=artifact.path, aliases=aliases, options=replace(ONE_THREAD, name=name))
+
+
+@asynccontextmanager
+async def opened(*specs: ModelSpec, **options: Any) -> AsyncIterator[ModelRegistry]:  # noqa: ANN401
+    registry = ModelRegistry(**options)
+    await registry.open(specs)
+    try:
+        yield registry
+    finally:
+        await registry.close()
+
+
+class HeldLoads:
+    """Counts the loads of models, and holds them until they are let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.started: list[str | None] = []
+        self.models: list[Model] = []
+        self.may_end = asyncio.Event()
+        self.may_end.set()
+        monkeypatch.setattr(memory, "open_model", self._open)
+
+    async def _open(self, path: Path, options: ModelOptions, **arguments: Any) -> Model:  # noqa: ANN401 - those of `open_model`
+        self.started.append(options.name)
+        await self.may_end.wait()
+        self.models.append(await open_model(path, options, **arguments))
+        return self.models[-1]
+
+    async def fail(self, _path: Path, options: ModelOptions, **_: object) -> Model:
+        self.started.append(options.name)
+        await self.may_end.wait()
+        raise ArtifactError("the artifact is damaged")
+
+
+@pytest.fixture
+def size(small_artifact: Artifact) -> int:
+    """Size of the weights of the small model, in bytes."""
+    return weight_bytes(small_artifact)
