@@ -18,12 +18,15 @@ from torch import Tensor
 # Maximum width of a row, which must fit in the registers of one program.
 MAX_FORWARD_D = 16384
 MAX_BACKWARD_D = 8192
-# Maximum numbers of programs and of warps in the backward pass. Each program writes one partial sum
-# of dweight and dbias. Independent of the number of multiprocessors, so that every device sums in
-# the same order. Measured on an H100: fewer leave its memory idle, more write too many sums.
-MAX_PARTIALS, _MAX_WARPS = 1024, 2048
-# Partial sums that a program of `_reduce_kernel` loads at once, its columns and its warps.
-REDUCED_ROWS, REDUCED_COLUMNS, REDUCING_WARPS = 256, 16, 8
+# Maximum numbers of programs in the backward pass and of columns of them all. Each program writes
+# one partial sum of dweight and dbias. Independent of the number of multiprocessors, so that every
+# device sums in the same order; the 132 of an H100 or H200 run all programs at once.
+MAX_PARTIALS, _MAX_COLUMNS = 2048, 1024 * 1024
+# Maximum numbers of rows loaded ahead and of bytes for them in shared memory: for each column, so
+# that a multiprocessor has room for all of its programs, and for each program, since Ampere.
+_MAX_ROWS_AHEAD, _MAX_COLUMN_BYTES, _MAX_PROGRAM_BYTES = 2, 16, 96 * 1024
+# Partial sums that a program of `_reduce_kernel` adds at once, its columns, warps and stages.
+REDUCED_ROWS, REDUCED_COLUMNS, REDUCING_WARPS, REDUCING_STAGES = 256, 16, 8, 4
 
 
 @triton.jit
@@ -96,30 +99,26 @@ def _backward_kernel(
     dweight_ptr,  # (G, D) float32, one partial sum for each of G programs
     dbias_ptr,  # (G, D) float32, one partial sum for each of G programs
     N,
-    D,
     eps,
+    D: tl.constexpr,  # known to the compiler, which leaves out the columns beyond it
     HAS_DSUM: tl.constexpr,
     HAS_WEIGHT: tl.constexpr,
     CENTRED: tl.constexpr,
     BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     program = tl.program_id(0).to(tl.int64)
-    programs = tl.num_programs(0)
     columns = tl.arange(0, BLOCK)
     mask = columns < D
     dweight = tl.zeros((BLOCK,), tl.float32)
     dbias = tl.zeros((BLOCK,), tl.float32)
     if HAS_WEIGHT:
         weight = tl.load(weight_ptr + columns, mask, other=0.0).to(tl.float32)
-    # The next row is loaded while this one is computed, whose sums wait for each other.
-    next_s = tl.load(sum_ptr + program * D + columns, mask, other=0.0)
-    next_dy = tl.load(dy_ptr + program * D + columns, mask, other=0.0)
-    for index in range(program, N, programs):
-        row, next_row = index * D, (index + programs) * D
-        s, dy = next_s.to(tl.float32), next_dy.to(tl.float32)
-        exists = mask & (index + programs < N)
-        next_s = tl.load(sum_ptr + next_row + columns, exists, other=0.0)
-        next_dy = tl.load(dy_ptr + next_row + columns, exists, other=0.0)
+    # Rows ahead are loaded while one is computed, whose sums wait for each other.
+    for index in tl.range(program, N, tl.num_programs(0), num_stages=STAGES):
+        row = index * D
+        s = tl.load(sum_ptr + row + columns, mask, other=0.0).to(tl.float32)
+        dy = tl.load(dy_ptr + row + columns, mask, other=0.0).to(tl.float32)
         # Mean and variance are recomputed from the loaded row, which costs less than reading them.
         d, var = _deviations(s, mask, D, CENTRED)
         rstd = 1.0 / tl.sqrt_rn(var + tl.cast(eps, tl.float32))
@@ -128,14 +127,13 @@ def _backward_kernel(
         dbias += dy
         if HAS_WEIGHT:
             dy *= weight
+        share = rstd * (1.0 / D)
         if CENTRED:
             # Joined, so that the warps wait for each other once.
             along, total = tl.split(tl.sum(tl.join(dy * xhat, dy), 0))
-            width = tl.cast(D, tl.float32)
-            dx = dy - xhat * tl.div_rn(along, width) - tl.div_rn(total, width)
+            dx = dy * rstd - (xhat * (along * share) + total * share)
         else:
-            dx = dy - xhat * _mean(dy * xhat, D)
-        dx *= rstd
+            dx = dy * rstd - xhat * (tl.sum(dy * xhat, 0) * share)
         if HAS_DSUM:
             dx += tl.load(dsum_ptr + row + columns, mask, other=0.0).to(tl.float32)
         tl.store(dx_ptr + row + columns, dx.to(dx_ptr.dtype.element_ty), mask)
@@ -151,11 +149,12 @@ def _reduce_kernel(
     D,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
+    STAGES: tl.constexpr,
 ):
     sums = tl.program_id(1)
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for first in range(0, G, ROWS):
+    for first in tl.range(0, G, ROWS, num_stages=STAGES):
         rows = first + tl.arange(0, ROWS)
         mask = (rows < G)[:, None] & (columns < D)[None, :]
         offsets = (sums * G + rows)[:, None] * D + columns[None, :]
@@ -240,8 +239,8 @@ def backward(
     if not rows:
         zeros = total.new_zeros(D, dtype=torch.float32)
         return dx, zeros, zeros.clone()
-    warps_per_row = backward_warps(D, total.element_size())
-    programs = min(rows, MAX_PARTIALS, _MAX_WARPS // warps_per_row)
+    block = triton.next_power_of_2(D)
+    programs = min(rows, MAX_PARTIALS, _MAX_COLUMNS // block)
     partials = total.new_empty((2, programs, D), dtype=torch.float32)
     _backward_kernel[(programs,)](
         dy,
@@ -252,13 +251,14 @@ def backward(
         partials[0],
         partials[1],
         rows,
-        D,
         eps,
+        D=D,
         HAS_DSUM=dsum is not None,
         HAS_WEIGHT=weight is not None,
         CENTRED=centred,
-        BLOCK=triton.next_power_of_2(D),
-        num_warps=warps_per_row,
+        BLOCK=block,
+        STAGES=backward_stages(D, total.element_size(), 2 if dsum is None else 3),
+        num_warps=backward_warps(D),
     )
     sums = total.new_empty((2, D), dtype=torch.float32)
     _reduce_kernel[(triton.cdiv(D, REDUCED_COLUMNS), 2)](
@@ -268,6 +268,7 @@ def backward(
         D,
         ROWS=REDUCED_ROWS,
         COLUMNS=REDUCED_COLUMNS,
+        STAGES=REDUCING_STAGES,
         num_warps=REDUCING_WARPS,
     )
     return dx, sums[0], sums[1]
@@ -278,11 +279,23 @@ def warps(D: int) -> int:
     return min(16, max(1, triton.next_power_of_2(D) // 256))
 
 
-def backward_warps(D: int, element_size: int) -> int:
-    """Return the number of warps per row, backward: one for every 1,024 bytes, from 1 to 8.
+def backward_warps(D: int) -> int:
+    """Return the number of warps per row, backward: one for every 1,024 elements, from 1 to 8.
 
-    Rows of more than 4,096 elements have 16 warps. In float32 they still take more registers than a
-    thread has, by 200 bytes.
+    That is at most 32 elements a thread: more do not fit its registers, and with fewer, the
+    instructions that add up a row take a larger share.
+    """
+    return max(1, triton.next_power_of_2(D) // 1024)
+
+
+def backward_stages(D: int, element_size: int, tensors: int) -> int:
+    """Return the stages of the backward pass's loop: the row at work and those loaded ahead.
+
+    Args:
+        D: Width of a row.
+        element_size: Bytes of an element.
+        tensors: Number of tensors that are read row by row: 2, or 3 with a gradient of the sum.
     """
     block = triton.next_power_of_2(D)
-    return 16 if block > 4096 else min(8, max(1, block * element_size // 1024))
+    memory = min(_MAX_COLUMN_BYTES * block, _MAX_PROGRAM_BYTES)
+    return 1 + min(_MAX_ROWS_AHEAD, memory // (block * element_size * tensors))

@@ -25,6 +25,7 @@ DTYPES = ("bf16", "fp32")
 def signature(kernel: triton.JITFunction, dtype: str) -> dict[str, str]:
     """Return the argument types: tensors in `dtype`, parameters and partial sums in float32."""
     wide = {"weight_ptr", "bias_ptr", "dweight_ptr", "dbias_ptr", "partial_ptr", "out_ptr"}
+    constants = {p.name for p in kernel.params if p.is_constexpr}
     types: dict[str, str] = {}
     for name in kernel.arg_names:
         if name.endswith("_ptr"):
@@ -32,7 +33,7 @@ def signature(kernel: triton.JITFunction, dtype: str) -> dict[str, str]:
         elif name == "eps":
             types[name] = "fp32"
         else:
-            types[name] = "constexpr" if name.isupper() and len(name) > 1 else "i32"
+            types[name] = "constexpr" if name in constants else "i32"
     return types
 
 
@@ -43,17 +44,19 @@ def compile_one(
     kernel = getattr(kernels, name)
     types = signature(kernel, dtype)
     values = {"BLOCK": triton.next_power_of_2(width), "CENTRED": centred}
-    values |= {"ROWS": kernels.REDUCED_ROWS, "COLUMNS": kernels.REDUCED_COLUMNS}
+    values |= {"ROWS": kernels.REDUCED_ROWS, "COLUMNS": kernels.REDUCED_COLUMNS, "D": width}
+    stages = kernels.backward_stages(width, 2 if dtype == "bf16" else 4, tensors=3)
+    values["STAGES"] = kernels.REDUCING_STAGES if name == "_reduce_kernel" else stages
     constants = {n: values.get(n, True) for n, kind in types.items() if kind == "constexpr"}
     # A launch specialises on divisibility by 16, which holds for the pointers and D.
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, (n, kind) in enumerate(types.items())
-        if kind.startswith("*") or n == "D"
+        if kind.startswith("*") or (n == "D" and kind == "i32")
     }
     warps = {
         "_forward_kernel": kernels.warps(width),
-        "_backward_kernel": kernels.backward_warps(width, 2 if dtype == "bf16" else 4),
+        "_backward_kernel": kernels.backward_warps(width),
         "_reduce_kernel": kernels.REDUCING_WARPS,
     }
     source = ASTSource(kernel, types, constants, aligned)
@@ -75,7 +78,22 @@ def compile_one(
         "registers": int(registers[1]) if registers else None,
         "spilled_bytes": sum(spills) if spills else None,
         "float64": ".f64" in compiled.asm["ptx"],
+        "instructions_per_element": longest_loop(compiled.asm["sass"]) * 32 * warps[name] / width,
     }
+
+
+def longest_loop(sass: str) -> int:
+    """Return the number of instructions in the longest loop, or 0; each thread of 32 runs them."""
+    instructions, labels, longest = 0, dict[str, int](), 0
+    for line in sass.splitlines():
+        label = re.fullmatch(r"(\w+):", line)
+        branch = re.search(r"\bBRA (\w+);", line)
+        if label:
+            labels[label[1]] = instructions
+        instructions += line.endswith(";")
+        if branch and branch[1] in labels:
+            longest = max(longest, instructions - labels[branch[1]])
+    return longest
 
 
 def main() -> None:

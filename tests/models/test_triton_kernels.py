@@ -141,7 +141,7 @@ def test_views_and_empty_tensors_are_accepted() -> None:
     assert not dbias.any()
 
 
-def test_kernels_compiled_for_ampere_and_hopper_hardly_spill_and_use_no_float64() -> None:
+def test_compiled_kernels_spill_nothing_use_no_float64_and_need_few_instructions() -> None:
     completed = subprocess.run(
         [sys.executable, "-m", "tests.models.compile_kernels"],
         env={**os.environ, "TRITON_INTERPRET": "0"},
@@ -153,9 +153,13 @@ def test_kernels_compiled_for_ampere_and_hopper_hardly_spill_and_use_no_float64(
     reports = [json.loads(line) for line in completed.stdout.splitlines()]
     assert len(reports) == 3 * 4 * 2 * 2 * 2
     for report in reports:
-        assert report["spilled_bytes"] <= 8, report  # one of 96 kernels spills two registers
+        assert report["spilled_bytes"] == 0, report
         assert report["float64"] is False, report
         assert report["registers"] is not None, report
+        # With more of them, the kernel would wait for its instructions rather than for memory.
+        limit = 46 if report["width"] == 384 else 32
+        if report["kernel"] == "_backward_kernel":
+            assert 0 < report["instructions_per_element"] <= limit, report
 
 
 @pytest.mark.gpu
