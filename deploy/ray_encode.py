@@ -315,7 +315,7 @@ def _encode(
     job: ClusterJob, actors: int, progress: Progress, report: Callable[[Progress], None]
 ) -> None:
     if not job.rows:
-        raise BulkError("the input has no records")
+        raise BulkError(f"the input has no records: {' '.join(job.options.inputs)}")
     finished = open_output(job)
     progress.errors_before = sum(finished.values())
     kept = sum(job.part(number).rows for number in finished)

@@ -25,11 +25,11 @@ _DECIMAL_OR_FLOAT = (pa.types.is_decimal, pa.types.is_floating)
 
 
 def read_columns(
-    file: BinaryIO, format_: InputFormat, texts: Sequence[str], copied: Sequence[str], name: str
+    file: BinaryIO, format_: InputFormat, copied: Sequence[str], name: str
 ) -> pa.Schema:
     """Return the columns of an input file, from its start; see `columns_in`."""
     if format_ != "parquet":
-        return columns_in(read_start(file, format_), format_, texts, copied, name)
+        return columns_in(read_start(file, format_), format_, copied, name)
     columns: pa.Schema = pq.read_schema(file)
     return columns
 
@@ -45,15 +45,12 @@ def read_start(file: BinaryIO, format_: InputFormat) -> bytes:
     return start
 
 
-def columns_in(
-    start: bytes, format_: InputFormat, texts: Sequence[str], copied: Sequence[str], name: str
-) -> pa.Schema:
+def columns_in(start: bytes, format_: InputFormat, copied: Sequence[str], name: str) -> pa.Schema:
     """Return the columns in the start of a file, and the types of those that are copied.
 
     Args:
         start: Start of the file; see `read_start`.
         format_: Format of the file.
-        texts: Columns from which texts are made.
         copied: Columns that are copied to the output.
         name: Name of the file, for errors.
 
@@ -61,7 +58,7 @@ def columns_in(
         OptionError: The file is a JSON array.
     """
     if format_ == "text":
-        return pa.schema([pa.field(column, pa.string()) for column in texts])
+        return pa.schema([pa.field("text", pa.string())])
     if format_ in ("csv", "tsv"):
         header = csv_header(io.BytesIO(start), "\t" if format_ == "tsv" else ",")
         return pa.schema([pa.field(column, pa.string()) for column in header])

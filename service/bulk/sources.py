@@ -112,7 +112,6 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
     if format_ == "parquet":
         for path in paths:
             check_not_compressed(path)
-    _check_lines(format_, texts)
 
     def columns(opened: Iterable[AbstractContextManager[BinaryIO]]) -> pa.Schema:
         schemas = {}
@@ -120,7 +119,7 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
             with opening as raw:
                 if path.stat().st_size:
                     file = _decompress(raw, path.name)
-                    schemas[str(path)] = read_columns(file, format_, texts, copied, str(path))
+                    schemas[str(path)] = read_columns(file, format_, copied, str(path))
         if not schemas:
             raise BulkError(f"the input has no records: {' '.join(options.inputs)}")
         if format_ == "jsonl":
@@ -142,13 +141,12 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     format_ = options.input_format or "text"
     if format_ == "parquet":
         raise OptionError("Parquet cannot be read from standard input; write it to a file")
-    _check_lines(format_, texts)
     # Not `sys.stdin`, with which Python aborts if a thread still waits for it at the end.
     stdin = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115 - open until the end
     with reading_errors(_STDIN_NAME):
         start = read_start(stdin, format_)
         copied = options.copied_columns
-        schemas = {_STDIN_NAME: columns_in(start, format_, texts, copied, _STDIN_NAME)}
+        schemas = {_STDIN_NAME: columns_in(start, format_, copied, _STDIN_NAME)}
     if format_ == "jsonl":
         schemas = json_columns(schemas)
     stream = io.BufferedReader(_Replayed(start, stdin), SAMPLE_BYTES)
@@ -169,11 +167,6 @@ class _Replayed(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         return self._start.readinto(buffer) or self._rest.readinto1(buffer)
-
-
-def _check_lines(format_: InputFormat, texts: Sequence[str]) -> None:
-    if format_ == "text" and len(texts) > 1:
-        raise OptionError("text lines have one column; scores and templates need another format")
 
 
 def _find(options: BulkOptions) -> list[Path]:

@@ -429,12 +429,16 @@ def test_closed_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
         open_source(options("-"), "dense")
 
 
-def test_scores_of_text_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = "text lines have one column"
-    with pytest.raises(OptionError, match=message):
-        open_source(options(write_text(tmp_path, ["x"])), "scores")
+def test_text_lines_have_the_column_text_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_text(tmp_path, ["x"])
+    with pytest.raises(OptionError, match="has no column 'query'; its columns are: text"):
+        open_source(options(file), "scores")
+    with pytest.raises(OptionError, match="has no column 'body'; its columns are: text"):
+        open_source(options(file, text_column="body"), "dense")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(OptionError, match="standard input has no column 'query'"):
         open_source(options("-"), "scores")
 
 
