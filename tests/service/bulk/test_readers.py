@@ -437,9 +437,10 @@ def test_text_lines_have_the_column_text_alone(
         open_source(options(file), "scores")
     with pytest.raises(OptionError, match="has no column 'body'; its columns are: text"):
         open_source(options(file, text_column="body"), "dense")
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"x\n")))
-    with pytest.raises(OptionError, match="standard input has no column 'query'"):
-        open_source(options("-"), "scores")
+    with file.open() as stdin:
+        monkeypatch.setattr("sys.stdin", stdin)
+        with pytest.raises(OptionError, match="standard input has no column 'query'"):
+            open_source(options("-"), "scores")
 
 
 def test_copied_column_of_another_type_in_a_second_file_is_refused(tmp_path: Path) -> None:
