@@ -684,7 +684,7 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/opening.py",
-        "truncate_and_normalize(calibration.mean[None], None, normalize=True)",
+        "unit_vectors(calibration.mean[None])",
         "calibration.mean[None]",
         "tests/service/api/test_metrics.py::"
         "test_computed_vectors_are_recorded_by_norm_and_distance_from_the_calibration",

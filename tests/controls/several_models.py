@@ -217,8 +217,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/encoding.py",
-        "space.map(vectors), None, space.info.normalizes",
-        "space.map(vectors), None, True",
+        "unit_vectors(vectors) if space.info.normalizes else vectors",
+        "unit_vectors(vectors)",
         "tests/service/evaluation/test_migration.py::"
         "test_second_space_of_a_model_without_unit_length",
     ),

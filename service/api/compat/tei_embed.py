@@ -40,7 +40,7 @@ from service.inference.results.vectors import (
     Embeddings,
     SparseVector,
     Vectors,
-    truncate_and_normalize,
+    unit_vectors,
 )
 
 router = APIRouter(prefix=PREFIX, route_class=RawRoute)
@@ -140,7 +140,7 @@ async def _unit_vectors(
         ("pooled",),
         call_options(**options),
     )
-    return Embeddings(truncate_and_normalize(np.array(vectors), None, True), rows, seconds)
+    return Embeddings(unit_vectors(np.array(vectors)), rows, seconds)
 
 
 @router.post("/tokenize", **route_options("Tokens", list[list[SimpleToken]], TokenizeRequest))

@@ -24,7 +24,7 @@ from service.inference.results.vectors import (
     Vectors,
     pooled_vectors,
     select_tokens,
-    truncate_and_normalize,
+    unit_vectors,
 )
 from service.inference.tokenizing.rows import Row
 
@@ -73,16 +73,13 @@ async def encode_outputs(
                     np.array(result), vector_options, is_normalized=is_normalized
                 )
                 if space is not None:
-                    vectors = truncate_and_normalize(
-                        space.map(vectors), None, space.info.normalizes
-                    )
+                    vectors = space.map(vectors)
+                    vectors = unit_vectors(vectors) if space.info.normalizes else vectors
                 return Embeddings(vectors, rows, seconds)
             case "tokens":
                 # A view would keep the results of all requests of its batch in memory.
                 own = [
-                    truncate_and_normalize(part, None, True)
-                    if vector_options.normalize
-                    else part.copy()
+                    unit_vectors(part) if vector_options.normalize else part.copy()
                     for part in result
                 ]
                 return TokenEmbeddings(own, rows, seconds)

@@ -41,7 +41,7 @@ from service.inference.results.batch_run import BatchItem, copy_read_only, run_b
 from service.inference.results.metrics import InferenceMetrics, ModelMetrics
 from service.inference.results.query_table import read_query_weights
 from service.inference.results.token_pooling import check_poolable
-from service.inference.results.vectors import RowResults, Vectors, truncate_and_normalize
+from service.inference.results.vectors import RowResults, Vectors, unit_vectors
 from service.inference.tokenizing.executor import BoundedExecutor
 from service.inference.tokenizing.pair_rows import PairRows
 from service.inference.tokenizing.rows import Row
@@ -175,7 +175,7 @@ async def open_model(
         await asyncio.to_thread(_warm_up, engine, artifact, max_cost, attention_cost)
     direction = None
     if (calibration := parts.calibration) is not None:
-        (direction,) = truncate_and_normalize(calibration.mean[None], None, normalize=True)
+        (direction,) = unit_vectors(calibration.mean[None])
     run = partial(run_batch, engine, metrics, direction)
     check = artifact.check()
     # The self-check runs the check inputs once per compiled graph.

@@ -35,7 +35,7 @@ from service.inference.results.vectors import (
     SparseEmbeddings,
     Vectors,
     select_tokens,
-    truncate_and_normalize,
+    unit_vectors,
 )
 from service.inference.tokenizing.rows import Row
 
@@ -123,7 +123,7 @@ def _compare_pooled(
     manifest, count = model.artifact.manifest, texts.queries
     rows, vectors, tokens = texts.rows, np.array(texts.results[0]), texts.results[-1]
     if manifest.normalize and kind != "cosine":  # cosines are those of vectors of any length
-        vectors = truncate_and_normalize(vectors, None, normalize=True)
+        vectors = unit_vectors(vectors)
 
     @cache
     def weighted_tokens(index: int) -> WeightedTokens:

@@ -18,14 +18,14 @@ import numpy as np
 
 from models.manifest import Manifest
 from service.inference.errors import InvalidInput
-from service.inference.results.vectors import Vectors, truncate_and_normalize
+from service.inference.results.vectors import Vectors, unit_vectors
 from service.inference.tokenizing.chunking import Piece
 from service.inference.tokenizing.rows import Span
 
 # Modules after pooling, by class name in `models.network.heads`, as functions of pooled vectors and
 # the model's width. Others compute something else for means of chunks than for those of texts.
 _HEADS: Mapping[str, Callable[[Vectors, int], Vectors]] = {
-    "NormalizeHead": lambda vectors, _width: truncate_and_normalize(vectors, None, normalize=True),
+    "NormalizeHead": lambda vectors, _width: unit_vectors(vectors),
     "TruncateHead": lambda vectors, width: vectors[:, :width],
 }
 

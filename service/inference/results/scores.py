@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.manifest import SimilarityName
-from service.inference.results.vectors import SparseVector, Vectors, truncate_and_normalize
+from service.inference.results.vectors import SparseVector, Vectors, unit_vectors
 
 Scores = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ def best_first(scores: Scores, limit: int | None = None) -> list[int]:
 
 
 def _cosines(queries: Vectors, documents: Vectors) -> Scores:
-    units = (truncate_and_normalize(part, None, normalize=True) for part in (queries, documents))
+    units = map(unit_vectors, (queries, documents))
     scores: Scores = np.einsum("nw,nw->n", *np.broadcast_arrays(*units)).astype(np.float64)
     return scores
 
@@ -74,9 +74,7 @@ def similarity_matrix(kind: SimilarityName, queries: Vectors, documents: Vectors
         documents: Vectors `(M, W)`.
     """
     if kind == "cosine":
-        queries, documents = (
-            truncate_and_normalize(part, None, normalize=True) for part in (queries, documents)
-        )
+        queries, documents = unit_vectors(queries), unit_vectors(documents)
     if kind in ("cosine", "dot"):
         products: Scores = queries.astype(np.float64) @ documents.astype(np.float64).T
         return products

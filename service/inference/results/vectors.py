@@ -269,17 +269,17 @@ def select_tokens(
     positions = vector_positions(row, rules)
     if rules.pool_factor == 1:
         own = is_normalized or rules.normalizes_pooled if normalize is None else normalize
-        return truncate_and_normalize(vectors[positions], None, own), positions, positions
+        return _scaled(vectors[positions], own), positions, positions
     if deadline is not None:
         deadline.check()
-    own_vectors = truncate_and_normalize(vectors[positions], None, is_normalized)
+    own_vectors = _scaled(vectors[positions], is_normalized)
     try:
         pooled, clusters = pool_vectors(own_vectors, rules.pool_factor, rules.protected)
     except InvalidInput as error:
         error.set_index(index)
         raise
     own = rules.normalizes_pooled if normalize is None else normalize
-    return truncate_and_normalize(pooled, None, own), positions, clusters
+    return _scaled(pooled, own), positions, clusters
 
 
 def vector_positions(row: Row, rules: TokenRules) -> NDArray[np.intp]:
@@ -345,27 +345,20 @@ def pooled_vectors(vectors: Vectors, options: VectorOptions, *, is_normalized: b
         is_normalized: Whether the model normalises its vectors.
     """
     normalizes = is_normalized if options.normalize is None else options.normalize
-    vectors = truncate_and_normalize(vectors, options.dimensions, normalizes)
+    vectors = _scaled(vectors[:, : options.dimensions], normalizes)
     if options.truncate_dim is not None:
-        vectors = truncate_and_normalize(vectors, options.truncate_dim, bool(options.normalize))
+        vectors = _scaled(vectors[:, : options.truncate_dim], bool(options.normalize))
     return vectors
 
 
-def truncate_and_normalize(vectors: Vectors, dimensions: int | None, normalize: bool) -> Vectors:
-    """Return the leading `dimensions` of each vector, scaled to unit length if `normalize`.
+def _scaled(vectors: Vectors, normalizes: bool) -> Vectors:
+    return unit_vectors(vectors) if normalizes else np.ascontiguousarray(vectors, np.float32)
 
-    Zero vectors remain zero.
 
-    Args:
-        vectors: Vectors `(N, W)`.
-        dimensions: Number of dimensions to keep; None: all.
-        normalize: Whether to scale the truncated vectors to unit length.
-    """
-    kept = vectors if dimensions is None else vectors[:, :dimensions]
-    if not normalize:
-        return np.ascontiguousarray(kept, np.float32)
-    if len(kept) == 1:  # most requests have one text, and this takes half the time
-        length = max(math.sqrt(np.vdot(kept, kept)), float(_TINY))
-        return np.asarray(kept / length, np.float32)
-    lengths = np.sqrt(np.vecdot(kept, kept))  # faster than linalg.norm
-    return np.asarray(kept / np.maximum(lengths, _TINY)[:, None], np.float32)
+def unit_vectors(vectors: Vectors) -> Vectors:
+    """Return vectors `(N, W)` scaled to unit length; zero vectors remain zero."""
+    if len(vectors) == 1:  # most requests have one text, and this takes half the time
+        length = max(math.sqrt(np.vdot(vectors, vectors)), float(_TINY))
+        return np.asarray(vectors / length, np.float32)
+    lengths = np.sqrt(np.vecdot(vectors, vectors))  # faster than linalg.norm
+    return np.asarray(vectors / np.maximum(lengths, _TINY)[:, None], np.float32)

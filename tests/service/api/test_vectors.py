@@ -1,16 +1,15 @@
-"""Vectors are truncated, then normalised."""
+"""Vectors of unit length."""
 
 import numpy as np
-import pytest
 import torch
 
-from service.inference.results.vectors import truncate_and_normalize
+from service.inference.results.vectors import unit_vectors
 
 
-@pytest.mark.parametrize("dimensions", [None, 3])
-def test_vectors_are_normalized_and_zero_vectors_stay_zero(dimensions: int | None) -> None:
+def test_vectors_have_unit_length_together_and_alone_and_zero_vectors_stay_zero() -> None:
     vectors = np.random.default_rng(0).normal(size=(4, 8)).astype(np.float32)
     vectors[2] = 0
-    expected = torch.nn.functional.normalize(torch.from_numpy(vectors[:, :dimensions]))
-    actual = truncate_and_normalize(vectors, dimensions, normalize=True)
-    np.testing.assert_allclose(actual, expected.numpy(), atol=1e-6)
+    expected = torch.nn.functional.normalize(torch.from_numpy(vectors)).numpy()
+    np.testing.assert_allclose(unit_vectors(vectors), expected, atol=1e-6)
+    alone = [unit_vectors(vectors[index : index + 1]) for index in range(4)]
+    np.testing.assert_allclose(np.concatenate(alone), expected, atol=1e-6)
