@@ -23,8 +23,9 @@ MAX_BACKWARD_D = 8192
 # device sums in the same order; the 132 of an H100 or H200 run all programs at once.
 MAX_PARTIALS, _MAX_COLUMNS = 2048, 1024 * 1024
 # Maximum numbers of rows loaded ahead and of bytes for them in shared memory: for each column, so
-# that a multiprocessor has room for all of its programs, and for each program, since Ampere.
-_MAX_ROWS_AHEAD, _MAX_COLUMN_BYTES, _MAX_PROGRAM_BYTES = 2, 16, 96 * 1024
+# that a multiprocessor has room for all of its programs, and for each program. A program can have
+# 99 KiB on every device since Ampere, and needs some for other things.
+_MAX_ROWS_AHEAD, _MAX_COLUMN_BYTES, _MAX_PROGRAM_BYTES = 2, 16, 64 * 1024
 # Partial sums that a program of `_reduce_kernel` adds at once, its columns, warps and stages.
 REDUCED_ROWS, REDUCED_COLUMNS, REDUCING_WARPS, REDUCING_STAGES = 256, 16, 8, 4
 
