@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from models.add_layer_norm import triton_kernels as kernels
 
 ARCHITECTURES = (80, 90)
-WIDTHS = (384, 768, 1024, 4096)
+WIDTHS = (384, 768, 1024, 4096, 8192)
 DTYPES = ("bf16", "fp32")
 
 
@@ -77,6 +77,7 @@ def compile_one(
         "architecture": architecture,
         "registers": int(registers[1]) if registers else None,
         "spilled_bytes": sum(spills) if spills else None,
+        "shared_bytes": compiled.metadata.shared,
         "float64": ".f64" in compiled.asm["ptx"],
         "instructions_per_element": longest_loop(compiled.asm["sass"]) * 32 * warps[name] / width,
     }
