@@ -402,8 +402,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _replace_host(self, target: Any) -> None:  # noqa: ANN401 - untyped in httptools
         port = b"" if target.port is None else b":%d" % target.port
+        # httptools removes the brackets of an IPv6 address.
+        host = b"[%b]" % target.host if b":" in target.host else target.host
         self.headers[:] = [header for header in self.headers if header[0] != b"host"]
-        self.headers.append((b"host", target.host + port))
+        self.headers.append((b"host", host + port))
 
     # Requests and refusals.
 
