@@ -229,11 +229,12 @@ class ModelList(BaseModel):
 class EvalCondition(BaseModel):
     """An evaluation that the new version must have passed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     folder: Path = Field(
+        strict=False,
         description="Output of `vitrine eval --against` of the new version, in place of the served "
-        "one, on the machine of the service"
+        "one, on the machine of the service",
     )
     measure: str = Field(
         "nDCG@10", max_length=32, description="Measure of the evaluation that must not drop"
@@ -249,10 +250,12 @@ class EvalCondition(BaseModel):
 class LoadRequest(BaseModel):
     """An artifact to serve."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     path: Path = Field(
-        description="Folder of an artifact written by vitrine-export, on the machine of the service"
+        strict=False,
+        description="Folder of an artifact written by vitrine-export, on the machine of the "
+        "service",
     )
     allow_incompatible: bool = Field(
         False,

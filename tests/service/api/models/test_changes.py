@@ -401,11 +401,13 @@ def test_new_version_keeps_the_aliases_of_the_old_one(
     [
         ("/models/dogs", {"texts": [TEXT]}, "/texts"),
         ("/models/dogs", {"min_cosine": 0.9}, "/min_cosine"),
+        ("/models/dogs", {"allow_incompatible": "true"}, "/allow_incompatible"),
+        ("/models/dogs", {"share": "inf"}, "/share"),
         ("/models/", {}, None),
         (f"/models/{'n' * 257}", {}, None),
     ],
 )
-def test_load_without_effect_or_name_is_refused(
+def test_invalid_request_to_load_a_model_is_refused(
     one: TestClient, other_artifact: Artifact, path: str, body: dict[str, Any], pointer: str | None
 ) -> None:
     response = one.post(path, json={"path": str(other_artifact.path)} | body)
