@@ -247,6 +247,9 @@ class EvalCondition(BaseModel):
     )
 
 
+Alias = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class LoadRequest(BaseModel):
     """An artifact to serve."""
 
@@ -262,7 +265,7 @@ class LoadRequest(BaseModel):
         description="Whether the new version may differ from the served one in what clients rely "
         "on: outputs, width, similarity, labels, and the activation of their scores",
     )
-    aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
+    aliases: Annotated[list[Alias], Field(fail_fast=True)] | None = Field(
         None, description="Other names of the model in requests; null: those of the served version"
     )
     precision: Precision | None = Field(
