@@ -253,6 +253,16 @@ def test_invalid_name_of_a_model_is_refused_without_repeating_it(
     assert one.get("/metrics").is_success
 
 
+def test_load_with_an_invalid_deadline_does_not_begin(
+    one: TestClient, other_artifact: Artifact
+) -> None:
+    headers = {"X-Request-Timeout-Ms": "soon"}
+    response = one.post("/models/b", json={"path": str(other_artifact.path)}, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, "timeout")
+    gc.collect()  # warns of a coroutine that was not awaited
+    assert len(one.get("/models").json()["models"]) == 1
+
+
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
 def test_changes_require_the_scope_admin(one: TestClient, method: str) -> None:
     headers = {"Authorization": "Bearer user-key-0123456789"}
