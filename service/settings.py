@@ -45,11 +45,14 @@ Scope = Literal["encode", "bulk", "debug", "metrics", "admin"]
 # VITRINE_PORT_8000_TCP_ADDR.
 _SERVICE_LINK = re.compile(r"VITRINE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")
 
+# An IPv6 address, with which words can begin: JSON cannot.
+_IPV6 = re.compile(r"\s*\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]")
+
 
 def _read_list(value: object) -> object:
     if not isinstance(value, str):
         return value
-    if not value.lstrip().startswith(("[", "{")):
+    if not value.lstrip().startswith(("[", "{")) or _IPV6.match(value):
         return [word.strip() for word in value.split(",")]
     try:
         return parse_json(os.fsencode(value), has_unique_keys=True)

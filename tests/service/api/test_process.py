@@ -334,6 +334,9 @@ def test_names_in_a_list_may_be_divided_by_commas(monkeypatch: pytest.MonkeyPatc
     for options in (["--server.hosts", "a,b"], ["--server.hosts=a", "--server.hosts=b"]):
         settings = from_command_line(options)
         assert settings.server.hosts == settings.debug.hosts == ("a", "b")
+    for value in ("[::1]", "[2001:DB8::1]:80, a", '["[::1]"]'):
+        (first, *_) = from_command_line(["--server.hosts", value]).server.hosts
+        assert first in ("[::1]", "[2001:db8::1]:80")
 
 
 def test_model_of_the_command_line_overrides_the_environment(small_artifact: Artifact) -> None:
