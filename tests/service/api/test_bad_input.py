@@ -145,6 +145,13 @@ def test_long_list_of_invalid_values_has_one_error(body: type[BaseModel]) -> Non
     assert list(unbounded_lists(schema)) == []
 
 
+def test_thousands_of_unknown_fields_are_not_listed(client: TestClient) -> None:
+    fields = {f"field {index}": 0 for index in range(10_001)}
+    response = client.post("/encode", json={"inputs": "a", "chunking": fields})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid")
+    assert response.json()["detail"].startswith("too many unknown fields; see /docs for the allow")
+
+
 def test_errors_do_not_repeat_content_of_the_request(client: TestClient) -> None:
     canary = "canary-5f3a"
     fields = [
