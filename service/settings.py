@@ -103,7 +103,11 @@ def _check_device(name: str) -> str:
 
 
 # Errors whose messages name types of Python.
-_MESSAGES = {"tuple_type": "Input should be a list", "model_type": "Input should be an object"}
+_MESSAGES = {
+    "tuple_type": "Input should be a list",
+    "model_type": "Input should be an object",
+    "path_type": "Input should be a path",
+}
 
 
 class _Group(BaseModel):

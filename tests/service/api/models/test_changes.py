@@ -135,6 +135,12 @@ def test_invalid_text_of_a_comparison_is_named(
     assert (problem["code"], problem["index"], problem["pointer"]) == (code, 1, "/texts/1")
 
 
+def test_path_of_another_type_is_refused_without_the_name_of_a_class(one: TestClient) -> None:
+    response = one.post("/models/dogs", json={"path": 5})
+    assert (response.status_code, response.json()["pointer"]) == (422, "/path")
+    assert response.json()["detail"] == "Input should be a path"
+
+
 @pytest.mark.parametrize("path", ["", ".", "is"])
 def test_path_without_an_artifact_is_not_repeated(
     one: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
