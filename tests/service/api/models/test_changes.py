@@ -389,7 +389,7 @@ def test_scope_of_a_finished_request_does_not_keep_a_replaced_model_in_memory(
     assert len(scopes) == 2
 
 
-def test_new_version_under_an_alias_is_refused_with_the_name_of_the_model(
+def test_change_under_an_alias_is_refused_with_the_name_of_the_model(
     one: TestClient, small_artifact: Artifact, other_artifact: Artifact
 ) -> None:
     one.post("/models/dogs", json={"path": str(small_artifact.path), "aliases": ["hounds"]})
@@ -399,6 +399,8 @@ def test_new_version_under_an_alias_is_refused_with_the_name_of_the_model(
         response.json()["detail"]
         == "the name is an alias of the model dogs; use the name of the model"
     )
+    deletion = one.delete("/models/hounds")
+    assert (deletion.status_code, deletion.json()["detail"]) == (422, response.json()["detail"])
     assert one.get("/models/hounds/info").json()["model"] == "dogs"
 
 
