@@ -148,10 +148,7 @@ def check_port(host: str, port: int) -> None:
         OSError: The port is in use, or the address is none of this machine.
     """
     try:
-        # An empty host is every address, as for asyncio.
-        addresses = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in addresses:
             socket.create_server(address[:2], family=family).close()
     except (OSError, UnicodeError) as error:

@@ -1,6 +1,7 @@
 """`vitrine-serve`: the command line of the service."""
 
 import argparse
+import asyncio
 import faulthandler
 import json
 import logging
@@ -93,7 +94,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `vitrine-serve` and return its exit status."""
 
     def greet() -> None:
-        _greet(server, settings, state)
+        if server.started:
+            _greet(server, settings, state)
+        else:  # to look up the name of a host can take longer than to load a model
+            asyncio.get_running_loop().call_later(0.1, greet)
 
     try:
         settings, options = parse(sys.argv[1:] if arguments is None else arguments)

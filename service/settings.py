@@ -45,11 +45,14 @@ Scope = Literal["encode", "bulk", "debug", "metrics", "admin"]
 # VITRINE_PORT_8000_TCP_ADDR.
 _SERVICE_LINK = re.compile(r"VITRINE(_[A-Z0-9]+)*_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")
 
+# An IPv6 address, with which words can begin: JSON cannot.
+_IPV6 = re.compile(r"\s*\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]")
+
 
 def _read_list(value: object) -> object:
     if not isinstance(value, str):
         return value
-    if not value.lstrip().startswith(("[", "{")):
+    if not value.lstrip().startswith(("[", "{")) or _IPV6.match(value):
         return [word.strip() for word in value.split(",")]
     try:
         return parse_json(os.fsencode(value), has_unique_keys=True)
@@ -100,7 +103,11 @@ def _check_device(name: str) -> str:
 
 
 # Errors whose messages name types of Python.
-_MESSAGES = {"tuple_type": "Input should be a list", "model_type": "Input should be an object"}
+_MESSAGES = {
+    "tuple_type": "Input should be a list",
+    "model_type": "Input should be an object",
+    "path_type": "Input should be a path",
+}
 
 
 class _Group(BaseModel):

@@ -6,6 +6,7 @@ from fastapi import Depends, Request, Security
 from fastapi.security import HTTPBearer
 
 from service.api.errors import Forbidden
+from service.api.headers import header
 from service.api.state import state_of
 from service.settings import Scope
 
@@ -34,9 +35,8 @@ def require_scope(scope: Scope) -> Any:  # noqa: ANN401 - Depends() returns Any
 
 
 def _api_key(request: Request) -> str | None:
-    headers = request.headers
-    scheme, _, key = headers.get("authorization", "").partition(" ")
+    scheme, _, key = (header(request, "authorization") or "").partition(" ")
     if scheme.lower() == "bearer" and key:
         return key.strip()
     # Azure OpenAI clients send the key in the header `api-key`.
-    return headers.get("x-api-key") or headers.get("api-key")
+    return header(request, "x-api-key") or header(request, "api-key")

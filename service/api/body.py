@@ -29,6 +29,9 @@ Model = TypeVar("Model", bound=BaseModel)
 _INLINE_BYTES = 65_536
 # zlib's window bits for the gzip format, RFC 1952, with header and checksum.
 _GZIP_WBITS = 16 + zlib.MAX_WBITS
+# Maximum number of errors in a body of which the first is told. pydantic can only list all of them,
+# and holds the GIL for a second with 300,000. Only unknown fields can be so many.
+_MAX_ERRORS = 10_000
 # Names of union members that are objects, and have no `type`. No other object has such a field.
 _OBJECT_TAGS = ("object", "fields", "deletion", "terms")
 # Matches the end of an object key in JSON text. A false match, after an escaped quote in a string,
@@ -216,6 +219,8 @@ def _validate(model: type[Model], body: dict[str, Any]) -> Model:
 
 def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
     """Return pydantic's first error as an `InvalidInput`, without the invalid value."""
+    if error.error_count() > _MAX_ERRORS:
+        return InvalidInput("too many unknown fields; see /docs for the allowed fields")
     first = error.errors(include_url=False, include_input=False)[0]
     *outer, last = first["loc"]
     path: list[int | str] = []
@@ -246,6 +251,8 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
         message = f"unknown type; allowed types: {first['ctx']['expected_tags']}"
     elif first["type"] in ("model_type", "model_attributes_type", "dataclass_type"):
         message = "Input should be an object; see /docs for its fields"
+    elif first["type"] == "path_type":
+        message = "Input should be a path"
     return InvalidInput(
         message,
         index=indices[0] if has_index else None,

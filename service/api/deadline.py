@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import closing
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -56,12 +57,13 @@ async def within(request: Request, longest_s: float, work: Coroutine[Any, Any, R
         DeadlineExceeded: The deadline has passed, and the coroutine was cancelled.
         Malformed: See `deadline_of`.
     """
-    deadline = deadline_of(request, longest_s)
-    try:
-        async with asyncio.timeout(deadline.remaining_s):
-            return await work
-    except TimeoutError:
-        raise deadline.error() from None
+    with closing(work):
+        deadline = deadline_of(request, longest_s)
+        try:
+            async with asyncio.timeout(deadline.remaining_s):
+                return await work
+        except TimeoutError:
+            raise deadline.error() from None
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

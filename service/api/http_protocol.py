@@ -26,7 +26,7 @@ from urllib.parse import unquote_to_bytes
 
 import httptools
 from starlette.types import Receive
-from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn._types import ASGI3Application, ASGIReceiveEvent, ASGISendEvent
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
@@ -182,6 +182,7 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - uvicorn's own
         super().__init__(*args, **kwargs)
         self._connection: asyncio.Transport | None = None
+        self._started: Cycle | None = None  # `cycle` can be the next request
         self._held = bytearray()
         self._overhead_bytes = 0
         self._body_bytes_left: int | None = 0  # None: the body is chunked
@@ -213,8 +214,12 @@ class HttpProtocol(HttpToolsProtocol):
         if self._linger is not None:
             self._linger.cancel()
         super().connection_lost(exc)
-        cycle = self.cycle
-        if isinstance(cycle, Cycle) and cycle.disconnected and cycle.on_disconnect is not None:
+        cycle = self._started
+        if cycle is None or cycle.response_complete:
+            return
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if cycle.on_disconnect is not None:
             cycle.on_disconnect()
 
     # Called by uvicorn's server and request cycle.
@@ -402,10 +407,17 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _replace_host(self, target: Any) -> None:  # noqa: ANN401 - untyped in httptools
         port = b"" if target.port is None else b":%d" % target.port
+        # httptools removes the brackets of an IPv6 address.
+        host = b"[%b]" % target.host if b":" in target.host else target.host
         self.headers[:] = [header for header in self.headers if header[0] != b"host"]
-        self.headers.append((b"host", target.host + port))
+        self.headers.append((b"host", host + port))
 
     # Requests and refusals.
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        assert isinstance(cycle, Cycle)  # noqa: S101 - as made by `_new_cycle`
+        self._started = cycle
+        super()._start_asgi_task(cycle, app)
 
     def _new_cycle(self, keep_alive: bool) -> Cycle:
         return Cycle(

@@ -229,11 +229,12 @@ class ModelList(BaseModel):
 class EvalCondition(BaseModel):
     """An evaluation that the new version must have passed."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     folder: Path = Field(
+        strict=False,
         description="Output of `vitrine eval --against` of the new version, in place of the served "
-        "one, on the machine of the service"
+        "one, on the machine of the service",
     )
     measure: str = Field(
         "nDCG@10", max_length=32, description="Measure of the evaluation that must not drop"
@@ -246,20 +247,25 @@ class EvalCondition(BaseModel):
     )
 
 
+Alias = Annotated[str, Field(min_length=1, max_length=256)]
+
+
 class LoadRequest(BaseModel):
     """An artifact to serve."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     path: Path = Field(
-        description="Folder of an artifact written by vitrine-export, on the machine of the service"
+        strict=False,
+        description="Folder of an artifact written by vitrine-export, on the machine of the "
+        "service",
     )
     allow_incompatible: bool = Field(
         False,
         description="Whether the new version may differ from the served one in what clients rely "
         "on: outputs, width, similarity, labels, and the activation of their scores",
     )
-    aliases: list[Annotated[str, Field(min_length=1, max_length=256)]] | None = Field(
+    aliases: Annotated[list[Alias], Field(fail_fast=True)] | None = Field(
         None, description="Other names of the model in requests; null: those of the served version"
     )
     precision: Precision | None = Field(

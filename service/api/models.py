@@ -137,11 +137,7 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
             raise InvalidInput(f"an alias {problem}", pointer=f"/aliases/{index}")
     if "min_cosine" in body.model_fields_set and not body.texts:
         raise InvalidInput("min_cosine needs texts to compare", pointer="/min_cosine")
-    served = state.registry.spec_of(name)
-    if served is not None and served.options.name != name:
-        raise InvalidInput(
-            f"the name is an alias of the model {served.options.name}; use the name of the model"
-        )
+    served = _served_spec(name, state)
     for field, code in (("texts", "shadow"), ("eval", "eval")):
         if served is None and getattr(body, field):
             raise InvalidInput(
@@ -181,6 +177,20 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
         shadow=compared.shadow and AgreementInfo(**asdict(compared.shadow)),
         eval=compared.eval,
     )
+
+
+def _served_spec(name: str, state: AppState) -> ModelSpec | None:
+    """Return the specification of a served model to change; None: no model has the name.
+
+    Raises:
+        InvalidInput: The name is an alias.
+    """
+    served = state.registry.spec_of(name)
+    if served is not None and served.options.name != name:
+        raise InvalidInput(
+            f"the name is an alias of the model {served.options.name}; use the name of the model"
+        )
+    return served
 
 
 @dataclass
@@ -227,6 +237,7 @@ async def _compare(body: LoadRequest, compared: _Compared, served: Model, new: M
 )
 async def delete(name: str, state: State) -> Response:
     """Stop serving a model and free its memory; requests in flight finish."""
+    _served_spec(name, state)
     await state.registry.unload(name)
     return Response(status_code=204)
 

@@ -5,6 +5,7 @@ needs the packages of the extra `otel`. OpenTelemetry's environment variables co
 the sampler and the propagators.
 """
 
+import logging
 import os
 import re
 import threading
@@ -44,6 +45,8 @@ _SPAN_NAMES = {"infer": "batch"}
 _METHODS = frozenset(
     {"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"}
 )
+# Loggers of parsers of headers. Their warnings have the content, which any client can choose.
+_PARSERS = ("opentelemetry.baggage", "opentelemetry.trace")
 # Bound in seconds of the last export, so that an unreachable receiver cannot delay a shutdown.
 _CLOSE_S = 3.0
 
@@ -65,6 +68,8 @@ class Exporter:
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = re.sub("//[^/]*@", "//", endpoint)
+        for name in _PARSERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
         defaults = Resource({"service.name": "vitrine", "service.version": VERSION})
         # The variables take precedence; attributes passed to `create` would override them.
         resource = Resource.create(defaults.merge(OTELResourceDetector().detect()).attributes)

@@ -122,6 +122,11 @@ SETTINGS: dict[str, Start] = {
         {"VITRINE_MODELS__SERVED": "tiny"},
         "models.served.0: Input should be an obj",
     ),
+    "no path": (
+        "",
+        {"VITRINE_MODELS__SERVED": '[{"path": 5}]'},
+        "models.served.0.path: Input should be a path",
+    ),
     "equal keys": ("tiny", keys("k" * 16, "k" * 16), "are equal; every key must be unique"),
     "gradients": (
         "tiny --server.host 0.0.0.0 --debug.enabled true",

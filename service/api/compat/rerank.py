@@ -86,7 +86,7 @@ class CompatRerankRequest(BaseModel):
     use_activation: bool | None = Field(
         None, description="Whether the model's activation is applied to the logits; null: yes"
     )
-    rank_fields: list[Literal["text"]] | None = Field(
+    rank_fields: Annotated[list[Literal["text"]], Field(fail_fast=True)] | None = Field(
         None, description="Fields of the documents that are scored; only `text` is supported"
     )
     truncate_prompt_tokens: None = Field(None, description="Not supported")

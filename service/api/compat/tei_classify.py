@@ -45,7 +45,7 @@ async def rerank(request: Request, state: State) -> Response:
     work = model.rerank(body.query, texts, on_overflow=body.on_overflow(), **options)
     result = await cancel_on_disconnect(request, work)
     serialize = partial(_ranks_json, result, body)
-    inputs = [body.query, *texts]
+    inputs = [*[body.query] * len(texts), *texts]
     return await respond_with_durations(request, state, model, result, inputs, serialize)
 
 

@@ -95,7 +95,7 @@ async def respond_with_durations(
 ) -> Response:
     """Return a response with the serialised result, and the duration of each stage in ms.
 
-    The headers also count the characters of the texts in `inputs`, and all tokens.
+    The headers also count the characters and token ids in `inputs`, and all tokens.
     """
     seconds = result.seconds
     if isinstance(result, PairScores):
@@ -111,7 +111,7 @@ async def respond_with_durations(
     }
     headers = {
         "x-compute-type": "cpu",
-        "x-compute-characters": str(sum(len(text) for text in inputs if isinstance(text, str))),
+        "x-compute-characters": str(sum(map(len, inputs))),
         "x-compute-tokens": str(tokens),
         **{name: str(round(1e3 * duration)) for name, duration in durations.items()},
     }

@@ -1,11 +1,18 @@
 import json
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import orjson
 import pytest
+from pydantic import BaseModel
 from starlette.testclient import TestClient
 
+from service.api import classify_schemas, model_schemas, score_schemas, tag_schemas
+from service.api.compat import cohere, openai, rerank, tei_schemas, vllm
+from service.api.schemas import EncodeRequest
 from service.app import create_app
+from service.debug import routes as debug
 from service.settings import DebugSettings, LimitSettings, Settings
 from tests.serving import serving
 
@@ -102,6 +109,47 @@ def test_invalid_value_returns_422_with_its_index(client: TestClient, name: str)
         assert not is_one_text or problem["pointer"] == "/inputs"
     assert len(response.content) < 1_000
     assert_still_works(client)
+
+
+def unbounded_lists(schema: object, path: str = "") -> Iterator[str]:
+    """Yield the path of each list in a schema of pydantic that is validated beyond an error."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list" and not ("max_length" in schema or schema.get("fail_fast")):
+            yield path
+        for name, part in schema.items():
+            yield from unbounded_lists(part, f"{path}/{name}")
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            yield from unbounded_lists(part, path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        EncodeRequest,
+        *classify_schemas.BODIES,
+        *score_schemas.BODIES,
+        *tag_schemas.BODIES,
+        *openai.BODIES,
+        *rerank.BODIES,
+        *cohere.BODIES,
+        *vllm.BODIES,
+        *tei_schemas.BODIES,
+        *model_schemas.BODIES,
+        *debug.BODIES,
+    ],
+)
+def test_long_list_of_invalid_values_has_one_error(body: type[BaseModel]) -> None:
+    # Two million errors, of a body of 4 MiB, took 18 s and 2.8 GB.
+    schema: Any = body.__pydantic_core_schema__
+    assert list(unbounded_lists(schema)) == []
+
+
+def test_thousands_of_unknown_fields_are_not_listed(client: TestClient) -> None:
+    fields = {f"field {index}": 0 for index in range(10_001)}
+    response = client.post("/encode", json={"inputs": "a", "chunking": fields})
+    assert (response.status_code, response.json()["code"]) == (422, "invalid")
+    assert response.json()["detail"].startswith("too many unknown fields; see /docs for the allow")
 
 
 def test_errors_do_not_repeat_content_of_the_request(client: TestClient) -> None:

@@ -68,6 +68,26 @@ sys.exit(commands.serve())
         lines_until(started, "Serving")
 
 
+def test_model_may_be_loaded_before_the_name_of_the_host_is_looked_up(
+    small_artifact: Artifact,
+) -> None:
+    code = """
+import asyncio, sys
+from uvicorn.lifespan.on import LifespanOn
+from service.serve_command import main
+startup = LifespanOn.startup
+async def start_and_look_up(self):
+    await startup(self)
+    while not self.config.app.state.vitrine.registry.is_open:
+        await asyncio.sleep(0.01)
+LifespanOn.startup = start_and_look_up
+sys.exit(main())
+"""
+    with process("-c", code, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        assert httpx2.get(f"{match[1]}/readyz", timeout=PATIENCE_S).status_code == 200
+
+
 def test_startup_prints_urls_and_a_working_curl_command(small_artifact: Artifact) -> None:
     with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
         lines, match = lines_until(started, r"Try: (curl .*)$")
@@ -314,6 +334,9 @@ def test_names_in_a_list_may_be_divided_by_commas(monkeypatch: pytest.MonkeyPatc
     for options in (["--server.hosts", "a,b"], ["--server.hosts=a", "--server.hosts=b"]):
         settings = from_command_line(options)
         assert settings.server.hosts == settings.debug.hosts == ("a", "b")
+    for value in ("[::1]", "[2001:DB8::1]:80, a", '["[::1]"]'):
+        (first, *_) = from_command_line(["--server.hosts", value]).server.hosts
+        assert first in ("[::1]", "[2001:db8::1]:80")
 
 
 def test_model_of_the_command_line_overrides_the_environment(small_artifact: Artifact) -> None:

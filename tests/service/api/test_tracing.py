@@ -223,6 +223,19 @@ def test_malformed_traceparent_is_ignored(
     assert server.trace_id.hex() not in (TRACE_ID, "0" * 32)
 
 
+def test_headers_that_cannot_be_read_are_not_logged(
+    client: TestClient, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    for headers in (
+        {"baggage": "canary"},
+        {"baggage": "canary" * 1000 + "=a"},
+        {"traceparent": TRACEPARENT, "tracestate": "CANARY canary"},
+    ):
+        assert client.post("/encode", json={"inputs": "a"}, headers=headers).status_code == 200
+        receiver.wait()
+    assert "canary" not in caplog.text
+
+
 def test_unsampled_requests_are_not_exported(client: TestClient, receiver: Receiver) -> None:
     unsampled = f"{TRACEPARENT[:-2]}00"
     client.post("/encode", json={"inputs": "a"}, headers={"traceparent": unsampled})

@@ -243,7 +243,8 @@ SHAPES = {
     # Targets and hosts.
     "absolute-form": opened(200, of=(get(b"http://x/healthz"),)),
     "absolute-form without a path": opened(307, of=(get(b"http://x"),)),
-    "absolute-form of another host": opened(200, of=(get(b"http://other:1/healthz"),)),
+    "absolute-form of another host": opened(403, of=(get(b"http://other:1/metrics"),)),
+    "absolute-form of an IPv6 address": opened(200, of=(get(b"http://[::1]:1/metrics"),)),
     "authority-form": closed(400, of=(get(b"x:80"),)),
     "asterisk-form": opened(404, of=(b"OPTIONS * HTTP/1.1\r\nHost: x\r\n\r\n",)),
     "a path that does not begin with /": closed(400, of=(get(b"healthz"),)),
@@ -308,7 +309,11 @@ sys.exit(main())
 
 @pytest.fixture(scope="module")
 def url(small_artifact: Artifact) -> Iterator[httpx2.URL]:
-    with process("-c", PATIENT, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+    settings = {
+        "VITRINE_MODEL__PATH": str(small_artifact.path),
+        "VITRINE_SERVER__HOSTS": "x,[::1]",
+    }
+    with process("-c", PATIENT, **settings) as started:
         yield httpx2.URL(lines_until(started, r"Serving .* on (http://\S+)")[1][1])
 
 

@@ -238,6 +238,11 @@ def test_tei_rerank_gives_sigmoids_and_texts(
     assert ask(rerank_client, "/tei", **body, raw_scores=True) == raw
 
 
+def test_tei_rerank_counts_the_query_with_each_text(rerank_client: TestClient) -> None:
+    headers = rerank_client.post("/tei/rerank", json={"query": "ab", "texts": ["c", "def"]}).headers
+    assert headers["x-compute-characters"] == "8"  # `query_chars * batch_size` in TEI's server.rs
+
+
 def test_tei_predict_mirrors_the_shape_of_its_inputs(
     classify_client: TestClient, classifier: Artifact
 ) -> None:

@@ -135,6 +135,12 @@ def test_invalid_text_of_a_comparison_is_named(
     assert (problem["code"], problem["index"], problem["pointer"]) == (code, 1, "/texts/1")
 
 
+def test_path_of_another_type_is_refused_without_the_name_of_a_class(one: TestClient) -> None:
+    response = one.post("/models/dogs", json={"path": 5})
+    assert (response.status_code, response.json()["pointer"]) == (422, "/path")
+    assert response.json()["detail"] == "Input should be a path"
+
+
 @pytest.mark.parametrize("path", ["", ".", "is"])
 def test_path_without_an_artifact_is_not_repeated(
     one: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
@@ -251,6 +257,16 @@ def test_invalid_name_of_a_model_is_refused_without_repeating_it(
     assert (response.status_code, response.json().get("pointer")) == (422, pointer)
     assert "must have printable characters only" in response.json()["detail"]
     assert one.get("/metrics").is_success
+
+
+def test_load_with_an_invalid_deadline_does_not_begin(
+    one: TestClient, other_artifact: Artifact
+) -> None:
+    headers = {"X-Request-Timeout-Ms": "soon"}
+    response = one.post("/models/b", json={"path": str(other_artifact.path)}, headers=headers)
+    assert (response.status_code, response.json()["code"]) == (400, "timeout")
+    gc.collect()  # warns of a coroutine that was not awaited
+    assert len(one.get("/models").json()["models"]) == 1
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
@@ -373,7 +389,7 @@ def test_scope_of_a_finished_request_does_not_keep_a_replaced_model_in_memory(
     assert len(scopes) == 2
 
 
-def test_new_version_under_an_alias_is_refused_with_the_name_of_the_model(
+def test_change_under_an_alias_is_refused_with_the_name_of_the_model(
     one: TestClient, small_artifact: Artifact, other_artifact: Artifact
 ) -> None:
     one.post("/models/dogs", json={"path": str(small_artifact.path), "aliases": ["hounds"]})
@@ -383,6 +399,8 @@ def test_new_version_under_an_alias_is_refused_with_the_name_of_the_model(
         response.json()["detail"]
         == "the name is an alias of the model dogs; use the name of the model"
     )
+    deletion = one.delete("/models/hounds")
+    assert (deletion.status_code, deletion.json()["detail"]) == (422, response.json()["detail"])
     assert one.get("/models/hounds/info").json()["model"] == "dogs"
 
 
@@ -401,11 +419,13 @@ def test_new_version_keeps_the_aliases_of_the_old_one(
     [
         ("/models/dogs", {"texts": [TEXT]}, "/texts"),
         ("/models/dogs", {"min_cosine": 0.9}, "/min_cosine"),
+        ("/models/dogs", {"allow_incompatible": "true"}, "/allow_incompatible"),
+        ("/models/dogs", {"share": "inf"}, "/share"),
         ("/models/", {}, None),
         (f"/models/{'n' * 257}", {}, None),
     ],
 )
-def test_load_without_effect_or_name_is_refused(
+def test_invalid_request_to_load_a_model_is_refused(
     one: TestClient, other_artifact: Artifact, path: str, body: dict[str, Any], pointer: str | None
 ) -> None:
     response = one.post(path, json={"path": str(other_artifact.path)} | body)
