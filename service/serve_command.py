@@ -6,6 +6,7 @@ import faulthandler
 import json
 import logging
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -80,6 +81,10 @@ def parse(arguments: Sequence[str]) -> tuple[Settings, argparse.Namespace]:
     )
     settings = from_command_line(arguments, parser)
     options = parser.parse_args(arguments)
+    if options.refresh and settings.models.folder:
+        raise ValueError(
+            "--refresh exports models again, and models.folder has exported ones alone"
+        )
     if options.name is not None:
         if settings.models.folder or settings.models.served:
             raise ValueError("MODEL and the settings models.folder and models.served are exclusive")
@@ -147,8 +152,8 @@ def _greet(server: Server, settings: Settings, state: DebugState) -> None:
     if settings.server.page:
         log.info("Page of explanations on %s/debug", url)
     log.info(
-        "Try: curl %s%s%s -H 'Content-Type: application/json' -d '%s'",
-        *(url, path, key, json.dumps(body)),
+        "Try: curl %s%s%s -H 'Content-Type: application/json' -d %s",
+        *(url, path, key, shlex.quote(json.dumps(body))),
     )
 
 

@@ -168,6 +168,11 @@ SETTINGS: dict[str, Start] = {
     "one name": ("--models.folder . --model.name e5", {}, "model.name is the name of model.path"),
     "names": ("--model.name e5", served("artifact"), "model.name is the name of model.path alone"),
     "two settings": ("tiny --models.folder .", {}, "models.folder and models.served are exclusive"),
+    "refresh": (
+        "--models.folder . --refresh",
+        {},
+        "--refresh exports models again, and models.folder",
+    ),
     "two models": ("tiny --model.path gpt2", {}, "MODEL and --model.path are the same option"),
     "no artifacts": ("--models.folder onnx", {}, "onnx has no folder with an artifact of vitrine-"),
 }
