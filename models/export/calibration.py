@@ -45,12 +45,16 @@ def distinct(texts: Sequence[str]) -> list[str]:
         ArtifactError: There are fewer than `MIN_TEXTS`.
     """
     own = [text for text in dict.fromkeys(texts) if text.strip()]
-    if len(own) < MIN_TEXTS:
+    _check_count(len(own))
+    return own
+
+
+def _check_count(texts: int) -> None:
+    if texts < MIN_TEXTS:
         raise ArtifactError(
-            f"--calibrate needs {MIN_TEXTS} different texts, one per line, and got {len(own)}: of "
+            f"--calibrate needs {MIN_TEXTS} different texts, one per line, and got {texts}: of "
             "fewer, the ranges leave out too many values of other texts"
         )
-    return own
 
 
 def calibrate(artifact: Artifact, tokenizer: Tokenizer, texts: Sequence[str]) -> Calibration:
@@ -64,12 +68,15 @@ def calibrate(artifact: Artifact, tokenizer: Tokenizer, texts: Sequence[str]) ->
         texts: Different texts, from `distinct`.
 
     Raises:
+        ArtifactError: Fewer than `MIN_TEXTS` texts have tokens.
         EngineError: No engine is usable on this machine.
     """
     manifest = artifact.manifest
+    rows = text_rows(manifest, tokenizer, texts)
+    _check_count(len(rows.ids))
     engine = open_engine(artifact)
     try:
-        vectors = run_rows(engine, text_rows(manifest, tokenizer, texts))
+        vectors = run_rows(engine, rows)
     finally:
         engine.close()
     calibrating, evaluated = vectors[::2], vectors[1::2]

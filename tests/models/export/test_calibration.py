@@ -13,6 +13,7 @@ from models.export.calibration import MIN_TEXTS, distinct, measure_recall
 from models.manifest import CALIBRATION, ArtifactError
 from models.quantization import Vectors, read_calibration
 from tests.models.checkpoints import save_classifier, save_tokenizer
+from tests.models.static_models import save_model2vec, word_pieces
 from tests.sentences import calibration_texts
 
 
@@ -98,6 +99,21 @@ def test_too_few_different_texts_are_refused() -> None:
     with pytest.raises(ArtifactError, match=f"needs {MIN_TEXTS} different texts.* got 999"):
         distinct([*texts, *texts, "", " "])
     assert distinct([*texts, "one more", *texts]) == [*texts, "one more"]
+
+
+def test_texts_without_tokens_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model2vec(tmp_path / "model", word_pieces())
+    file = tmp_path / "texts.txt"
+    unknown = [f"{chr(0x4E00 + i)}" for i in range(MIN_TEXTS)]
+    for known in ([], ["the cat", "a mat"]):
+        file.write_text("\n".join([*unknown, *known]))
+        arguments = [str(tmp_path / "model"), "--out", str(tmp_path / "out")]
+        assert main([*arguments, f"--calibrate={file}"]) == 1
+        expected = f"needs {MIN_TEXTS} different texts, one per line, and got {len(known)}"
+        assert expected in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
