@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from models.artifact import Artifact
 from models.engines import Engine, open_engine
-from models.manifest import ArtifactError, Manifest, Output
+from models.manifest import ArtifactError, Manifest, Output, TokenRules
 from models.packing import NO_ADAPTER, PackedBatch, pack, prompt_length
 from models.quantization import Calibration, Vectors, dequantize, quantize
 
@@ -199,12 +199,12 @@ def text_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) ->
     if prompt and not manifest.include_prompt:
         skipped = prompt_length(tokenizer.encode(prompt).ids, tokenizer.get_added_tokens_decoder())
     adapter = manifest.adapters.index(name) if name in manifest.adapters else NO_ADAPTER
-    encodings = tokenizer.encode_batch([prompt + text for text in texts])
+    rules = manifest.token_rules.get("", TokenRules(max_tokens=manifest.max_tokens))
+    encodings = tokenizer.encode_batch([(prompt + text)[: rules.max_chars] for text in texts])
     # The service refuses texts without tokens.
-    rows: list[Sequence[int]]
-    rows = [encoding.ids for encoding in encodings if len(encoding.ids) > skipped]
-    if (rules := manifest.token_rules.get("")) is not None:
-        rows = [own for row in rows if (own := rules.without_dropped(row))]
+    rows = [
+        own for encoding in encodings if len(own := rules.without_dropped(encoding.ids)) > skipped
+    ]
     return TextRows(rows, skipped, adapter)
 
 
