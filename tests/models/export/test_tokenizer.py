@@ -317,6 +317,20 @@ def test_token_of_a_class_without_an_embedding_is_left_out(
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
 
 
+def test_empty_unknown_token_is_none(tmp_path: Path) -> None:
+    """transformers loads such a tokenizer, and recurses without end for the id of the token."""
+    save_checkpoint(tmp_path, "bert", num_hidden_layers=1)
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", unk_token="")
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(RecursionError):
+        assert reference.unk_token_id
+    assert read_settings(ModelFolder(tmp_path), "", "bert").unknown_id == -1
+    _, config = load(ModelFolder(tmp_path))
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), config, VOCABULARY)
+    assert tokenizer.encode("w5 w6").ids == reference("w5 w6")["input_ids"]
+
+
 @pytest.mark.slow  # exports a model
 def test_settings_in_all_files_reach_the_artifact(tmp_path: Path) -> None:
     """The side of truncation is in tokenizer.json, as other libraries write it."""
