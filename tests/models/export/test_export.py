@@ -554,6 +554,10 @@ def test_unresolvable_source_error_names_the_places_searched(
         resolve("a/b/c")
     with pytest.raises(SourceError, match="has 0 folders with"):
         resolve("numpy")
+    with pytest.raises(SourceError, match="the home directory of ~nobody-here/model is unknown"):
+        resolve("~nobody-here/model")
+    with pytest.raises(SourceError, match="the name of the model is empty"):
+        resolve("")
 
 
 def test_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:
