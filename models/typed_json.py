@@ -101,7 +101,7 @@ def _dataclass(kind: Any, value: object, path: str) -> Any:  # noqa: ANN401
     for name in value.keys() - known.keys():
         raise FieldError(f"unknown field {prefix}{describe(name)}; fields: {', '.join(known)}")
     for name, field in known.items():
-        if name not in value and field.default is MISSING:
+        if name not in value and field.default is field.default_factory is MISSING:
             raise FieldError(f"the field {prefix}{name} is missing; fields: {', '.join(known)}")
     return kind(**{name: _read(hints[name], own, f"{prefix}{name}") for name, own in value.items()})
 

@@ -32,8 +32,16 @@ _BOUNDS = {
 _SHOWN_LAYERS = 8
 
 
+def _utf8(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError("it must be valid UTF-8") from None
+    return text
+
+
 def _named_prompt(text: str) -> tuple[str, str]:
-    name, equals, prompt = text.partition("=")
+    name, equals, prompt = _utf8(text).partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError("a prompt must have the form NAME=TEXT")
     return name, prompt
@@ -64,7 +72,10 @@ def _parser() -> argparse.ArgumentParser:
         "model", help="model folder, installed model package, or Hugging Face hub id"
     )
     parser.add_argument(
-        "--out", type=local_path, required=True, help="directory to create for the artifact"
+        "--out",
+        type=lambda text: local_path(_utf8(text)),  # onnxruntime opens no other paths
+        required=True,
+        help="directory to create for the artifact",
     )
     parser.add_argument("--revision", help="branch, tag or commit of a hub model (default: main)")
     parser.add_argument(

@@ -21,7 +21,7 @@ from tokenizers import Tokenizer
 
 from models.artifact import Artifact
 from models.engines import Engine, open_engine
-from models.manifest import ArtifactError, Manifest, Output
+from models.manifest import ArtifactError, Manifest, Output, TokenRules
 from models.packing import NO_ADAPTER, PackedBatch, pack, prompt_length
 from models.quantization import Calibration, Vectors, dequantize, quantize
 
@@ -45,12 +45,16 @@ def distinct(texts: Sequence[str]) -> list[str]:
         ArtifactError: There are fewer than `MIN_TEXTS`.
     """
     own = [text for text in dict.fromkeys(texts) if text.strip()]
-    if len(own) < MIN_TEXTS:
+    _check_count(len(own))
+    return own
+
+
+def _check_count(texts: int) -> None:
+    if texts < MIN_TEXTS:
         raise ArtifactError(
-            f"--calibrate needs {MIN_TEXTS} different texts, one per line, and got {len(own)}: of "
+            f"--calibrate needs {MIN_TEXTS} different texts, one per line, and got {texts}: of "
             "fewer, the ranges leave out too many values of other texts"
         )
-    return own
 
 
 def calibrate(artifact: Artifact, tokenizer: Tokenizer, texts: Sequence[str]) -> Calibration:
@@ -64,12 +68,15 @@ def calibrate(artifact: Artifact, tokenizer: Tokenizer, texts: Sequence[str]) ->
         texts: Different texts, from `distinct`.
 
     Raises:
+        ArtifactError: Fewer than `MIN_TEXTS` texts have tokens.
         EngineError: No engine is usable on this machine.
     """
     manifest = artifact.manifest
+    rows = text_rows(manifest, tokenizer, texts)
+    _check_count(len(rows.ids))
     engine = open_engine(artifact)
     try:
-        vectors = run_rows(engine, text_rows(manifest, tokenizer, texts))
+        vectors = run_rows(engine, rows)
     finally:
         engine.close()
     calibrating, evaluated = vectors[::2], vectors[1::2]
@@ -192,12 +199,12 @@ def text_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) ->
     if prompt and not manifest.include_prompt:
         skipped = prompt_length(tokenizer.encode(prompt).ids, tokenizer.get_added_tokens_decoder())
     adapter = manifest.adapters.index(name) if name in manifest.adapters else NO_ADAPTER
-    encodings = tokenizer.encode_batch([prompt + text for text in texts])
+    rules = manifest.token_rules.get("", TokenRules(max_tokens=manifest.max_tokens))
+    encodings = tokenizer.encode_batch([(prompt + text)[: rules.max_chars] for text in texts])
     # The service refuses texts without tokens.
-    rows: list[Sequence[int]]
-    rows = [encoding.ids for encoding in encodings if len(encoding.ids) > skipped]
-    if (rules := manifest.token_rules.get("")) is not None:
-        rows = [own for row in rows if (own := rules.without_dropped(row))]
+    rows = [
+        own for encoding in encodings if len(own := rules.without_dropped(encoding.ids)) > skipped
+    ]
     return TextRows(rows, skipped, adapter)
 
 

@@ -125,7 +125,7 @@ def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> str:
     check_required(config, classifier.required, name)
     default = next(iter(classifier.poolings))
     pooling = config.get(classifier.pooling_field, default)
-    if pooling not in classifier.poolings:
+    if not isinstance(pooling, str) or pooling not in classifier.poolings:
         raise CheckpointError(
             f"{name}: {classifier.pooling_field} has the invalid value {pooling!r}"
         )

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -365,8 +366,14 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
     # Half of a sequence classifier's inputs are pairs of texts.
     reads_pairs = "logits" in model.outputs
     pairs = list(zip(texts, reversed(texts), strict=True))[::2] if reads_pairs else []
-    encodings = tokenizer.encode_batch([*(texts[1::2] if pairs else texts), *pairs])
+    inputs: list[Any] = [*texts[1::2], *pairs] if pairs else texts
+    encodings = tokenizer.encode_batch(inputs)
     tokenizer.no_truncation()
+    # The service refuses texts without tokens.
+    inputs = [text for text, own in zip(inputs, encodings, strict=True) if own.ids]
+    encodings = [own for own in encodings if own.ids]
+    if not encodings:
+        raise CheckpointError("the tokenizer finds no tokens in common texts")
     rows = [encoding.ids for encoding in encodings]
     types = [encoding.type_ids for encoding in encodings] if model.has_token_types else []
     adapters, unattended = adapters_in_turn(model, len(rows)), unattended_in_turn(model, rows)
@@ -379,7 +386,7 @@ def _check(model: SentenceEncoder, tokenizer: Tokenizer, config: SentenceConfig)
         ]
         for output in model.outputs
     }
-    return Check(rows, outputs, [] if pairs else texts, adapters, types, unattended)
+    return Check(rows, outputs, [] if pairs else inputs, adapters, types, unattended)
 
 
 def _check_of_spans(

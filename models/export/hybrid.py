@@ -7,6 +7,7 @@ gte-multilingual-base has weights alone, as a token classifier with one label in
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from models.export.families import Family
@@ -98,8 +99,8 @@ def take_heads(
             names = [name for name in tensors if name.startswith(_PREFIX)]
             source = "the head for weights in the checkpoint"
             own = {name.removeprefix(_PREFIX): tensors.pop(name) for name in names}
-        weight = own.get("weight")
-        if weight is None or weight.dim() != 2 or (output == "weights" and len(weight) != 1):
+        weight = own.get("weight", torch.empty(0))
+        if weight.dim() != 2 or not weight.numel() or (output == "weights" and len(weight) != 1):
             rows = " with one row" if output == "weights" else ""
             raise CheckpointError(f"{source} lacks a matrix 'weight'{rows}")
         out_features, in_features = weight.shape

@@ -160,7 +160,7 @@ def take_head(
                 f"{_EMBEDDINGS} differ"
             )
         own = embeddings
-    if own is None or embeddings is None or own.shape != embeddings.shape:
+    if own is None or own.dim() != 2 or embeddings is None or own.shape != embeddings.shape:
         name = _EMBEDDINGS if answers.tied else f"{family.causal_head}.weight"
         raise CheckpointError(
             f"the checkpoint lacks {name}, or its shape is not that of embeddings"

@@ -134,7 +134,7 @@ def _of_module(
             (v for key, v in by_pattern.items() if _match(rf"(.*\.)?({key})$", module, key)),
             config.get(default),
         )
-    if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1e30:
         raise CheckpointError(f"{name}: {default} has the invalid value {value!r} for {module}")
     return value
 

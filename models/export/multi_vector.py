@@ -360,7 +360,7 @@ def take_projection(
         CheckpointError: The tensor is missing.
     """
     weight = tensors.pop(_STANFORD_WEIGHT, None)
-    if weight is None or weight.dim() != 2:
+    if weight is None or weight.dim() != 2 or not weight.numel():
         raise CheckpointError(f"the checkpoint lacks the matrix {_STANFORD_WEIGHT} of HF_ColBERT")
     out_features, in_features = weight.shape
     layer = DenseHead(in_features, out_features, bias=False, activation="Identity")

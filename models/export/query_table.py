@@ -19,6 +19,7 @@ from models.manifest import TokenRules
 
 # Maximum length of queries whose tokenizer has none. A text with so many tokens is refused before.
 _NO_LIMIT = 2**31 - 1
+_MAX_WEIGHT = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,13 @@ def read_query_table(
             f"{weights.dtype}; the model's vocabulary requires shape {(vocab_size,)} and a "
             "floating-point dtype"
         )
+    weights = weights.float()
     if not weights.isfinite().all():
         raise CheckpointError(f"{routes.query}: a weight of queries is not finite")
     query = TokenRules(max_tokens=_max_tokens(settings, routes.query), looks_up=True)
     document = TokenRules(max_tokens=config.max_tokens)
     rules = {"query": query, "document": document}
-    return QueryTable(weights.float(), {**rules, "": rules[routes.default]})
+    return QueryTable(weights, {**rules, "": rules[routes.default]})
 
 
 def _check_tokenizer(
@@ -126,9 +128,10 @@ def _read_json(folder: ModelFolder, name: str, tokenizer: Tokenizer, vocab_size:
     weights = torch.zeros(vocab_size)
     for token, weight in folder.json(name, dict).items():
         index = tokenizer.token_to_id(token)
-        if index is None or not isinstance(weight, int | float):
+        if index is None or not isinstance(weight, int | float) or abs(weight) > _MAX_WEIGHT:
             raise CheckpointError(
-                f"{name}: {token!r} is not in the vocabulary, or its weight is not a number"
+                f"{name}: {token!r} is not in the vocabulary, or its weight is not a number of "
+                "float32"
             )
         weights[index] = weight
     return weights

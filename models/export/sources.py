@@ -114,7 +114,12 @@ def resolve_locally(model: str) -> CheckpointSource | None:
     Raises:
         SourceError: See `resolve`.
     """
-    folder = Path(model).expanduser()
+    if not model:  # as a path, it would be the working directory
+        raise SourceError("the name of the model is empty")
+    try:
+        folder = Path(model).expanduser()
+    except RuntimeError as error:
+        raise SourceError(f"the home directory of {model} is unknown") from error
     if folder.is_dir():
         _check_files(folder)
         # Only the last part of the path, because clients of the service see the name.
@@ -155,7 +160,7 @@ def _local_bases(folder: Path) -> Iterator[Path]:
         with suppress(OSError, ValueError, SourceError):
             config = json.loads((parent / ADAPTER_CONFIG).read_bytes())
             base = config.get("base_model_name_or_path") if isinstance(config, dict) else None
-            source = resolve_locally(base) if isinstance(base, str) and base else None
+            source = resolve_locally(base) if isinstance(base, str) else None
             if source is not None:
                 yield source.folder
 

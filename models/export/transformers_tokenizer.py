@@ -51,7 +51,7 @@ def read_settings(folder: ModelFolder, subfolder: str, model_type: str) -> Token
         gives_token_types="token_type_ids" in tokenizer.model_input_names,
         mask_or_end_token=tokenizer.mask_token or tokenizer.eos_token,
         unweighted=tuple(str(token) for token in tokens if token),
-        unknown_id=-1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id,
+        unknown_id=tokenizer.unk_token_id if tokenizer.unk_token else -1,
     )
 
 

@@ -1,8 +1,10 @@
 import ctypes
+import itertools
 import queue
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -293,6 +295,92 @@ def test_cancelled_run_raises_and_the_next_run_succeeds(engine: Engine) -> None:
             running.result()
     engine.cancel()  # without a run
     assert np.isfinite(engine.run(pack([[1000, 1001]]))).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_runs_after_a_cancelled_one_have_the_same_vectors(
+    small_artifact: Artifact, threads: int
+) -> None:
+    """A compiled graph of OpenVINO keeps shapes of an aborted run, at whatever node that was."""
+    engine = open_engine(small_artifact, "openvino", threads=threads)
+    batches = [pack([[1000 + i for i in range(length)]]) for length in (1, 5)]
+    expected = [engine.run(batch) for batch in batches]
+    large = pack([[1000 + i for i in range(500)]] * 4)
+    started = time.monotonic()
+    engine.run(large)
+    duration = time.monotonic() - started
+    errors = []
+    with ThreadPoolExecutor(1) as stream:
+        for share in np.linspace(0.05, 0.95, 25):
+            running = stream.submit(engine.run, large)
+            time.sleep(share * duration)
+            engine.cancel()
+            errors.append(str(running.exception()))
+            for batch, vectors in zip(batches, expected, strict=True):
+                np.testing.assert_allclose(engine.run(batch), vectors, rtol=0, atol=1e-5)
+    assert any("Infer Request was canceled" in error for error in errors)  # by OpenVINO
+
+
+def test_openvino_compiles_its_graph_again_after_a_failed_run(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shapes stay after an error too: where memory ran out, all later runs failed."""
+    import openvino
+
+    engine = open_engine(small_artifact, "openvino", threads=2)
+    batch = pack([[1000, 1001]])
+    expected = engine.run(batch)
+    compiled: list[object] = []
+    own = openvino.Core.compile_model
+
+    def compile_model(*arguments: Any) -> object:  # noqa: ANN401
+        compiled.append(own(*arguments))
+        return compiled[-1]
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("Failed to allocate 46080000 bytes of memory")
+
+    monkeypatch.setattr("openvino.Core.compile_model", compile_model)
+    for runs in (1, 2):
+        with monkeypatch.context() as failing:
+            failing.setattr("openvino.InferRequest.infer", fail)
+            with pytest.raises(RuntimeError, match="Failed to allocate"):
+                engine.run(batch)
+        for _ in range(2):
+            np.testing.assert_allclose(engine.run(batch), expected, rtol=0, atol=1e-5)
+        assert len(compiled) == runs
+
+
+def test_run_beside_a_failed_one_is_repeated_and_does_not_fail(
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import openvino
+
+    engine = open_engine(small_artifact, "openvino", threads=2)
+    run, batch = engine.runs[-1], pack([[1000, 1001]])
+    (expected,) = run(batch, ["pooled"])
+    began, failed, calls = threading.Event(), threading.Event(), itertools.count()
+    own = openvino.InferRequest.infer
+
+    def infer(*arguments: Any, **options: Any) -> object:  # noqa: ANN401
+        call = next(calls)
+        if call == 0:
+            began.set()
+            assert failed.wait(WAIT_S)
+        elif call == 1:
+            raise RuntimeError("Failed to allocate 46080000 bytes of memory")
+        return own(*arguments, **options)
+
+    monkeypatch.setattr("openvino.InferRequest.infer", infer)
+    with ThreadPoolExecutor(1) as stream:
+        beside = stream.submit(run, batch, ["pooled"])
+        assert began.wait(WAIT_S)
+        with pytest.raises(RuntimeError, match="Failed to allocate"):
+            run(batch, ["pooled"])
+        failed.set()
+        (actual,) = beside.result()
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
+    assert next(calls) == 3
 
 
 class Mallinfo(ctypes.Structure):

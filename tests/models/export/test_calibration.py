@@ -10,9 +10,12 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from models.artifact import Artifact
 from models.export.__main__ import main
 from models.export.calibration import MIN_TEXTS, distinct, measure_recall
+from models.export.exporter import export
+from models.export.sources import resolve
 from models.manifest import CALIBRATION, ArtifactError
 from models.quantization import Vectors, read_calibration
-from tests.models.checkpoints import save_classifier, save_tokenizer
+from tests.models.checkpoints import edit_json, save_classifier, save_tokenizer
+from tests.models.static_models import save_model2vec, word_pieces
 from tests.sentences import calibration_texts
 
 
@@ -98,6 +101,36 @@ def test_too_few_different_texts_are_refused() -> None:
     with pytest.raises(ArtifactError, match=f"needs {MIN_TEXTS} different texts.* got 999"):
         distinct([*texts, *texts, "", " "])
     assert distinct([*texts, "one more", *texts]) == [*texts, "one more"]
+
+
+def test_long_texts_of_a_static_model_are_truncated_as_by_model2vec(tmp_path: Path) -> None:
+    model = save_model2vec(tmp_path / "model", word_pieces(), normalize=False)
+    edit_json(tmp_path / "model" / "config.json", max_length=4)
+    texts = calibration_texts()
+    artifact, _ = export(
+        resolve(str(tmp_path / "model")), tmp_path / "out", calibration_texts=texts
+    )
+    calibration = read_calibration(artifact)
+    assert calibration is not None
+    assert calibration.texts == len(texts[::2])
+    vectors = model.encode(texts[::2], max_length=4)
+    expected = np.stack([vectors.min(0), vectors.max(0)])
+    np.testing.assert_allclose(calibration.ranges[16], expected, atol=1e-5)
+
+
+def test_texts_without_tokens_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model2vec(tmp_path / "model", word_pieces())
+    file = tmp_path / "texts.txt"
+    unknown = [f"{chr(0x4E00 + i)}" for i in range(MIN_TEXTS)]
+    for known in ([], ["the cat", "a mat"]):
+        file.write_text("\n".join([*unknown, *known]))
+        arguments = [str(tmp_path / "model"), "--out", str(tmp_path / "out")]
+        assert main([*arguments, f"--calibrate={file}"]) == 1
+        expected = f"needs {MIN_TEXTS} different texts, one per line, and got {len(known)}"
+        assert expected in capsys.readouterr().err
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow

@@ -199,6 +199,7 @@ def test_activation_of_scores_is_that_of_sentence_transformers(
         ("modernbert", {"classifier_bias": True}, "classifier_bias is True; only False"),
         ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling has the invalid value"),
         ("eurobert", {"classifier_pooling": "max"}, "classifier_pooling has the invalid value"),
+        ("eurobert", {"classifier_pooling": ["bos"]}, "classifier_pooling has the invalid value"),
         ("qwen3", {"pad_token_id": "2"}, "pad_token_id has the invalid value '2'"),
         ("bert", {"id2label": {"1": "a"}}, "keys of id2label must be consecutive integers from 0"),
         ("bert", {"id2label": {"0": "a"}}, r"weight has shape \(2, 32\) .* shape \(1, 32\)"),

@@ -461,6 +461,18 @@ def test_prompts_of_one_name_are_refused(
     assert "argument --prompt: two prompts have the name query" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("out", "prompt"), [("out\udcff", "query=a"), ("out", "query=\udcff"), ("out", "\udcff=a")]
+)
+def test_words_that_no_file_can_have_are_refused_before_the_export(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], out: str, prompt: str
+) -> None:
+    """A byte that is not UTF-8 is half of a surrogate pair in the arguments of Python."""
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path), "--out", str(tmp_path / out), "--prompt", prompt])
+    assert ": it must be valid UTF-8" in capsys.readouterr().err
+
+
 def test_export_command_writes_an_artifact_and_prints_parity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -554,6 +566,10 @@ def test_unresolvable_source_error_names_the_places_searched(
         resolve("a/b/c")
     with pytest.raises(SourceError, match="has 0 folders with"):
         resolve("numpy")
+    with pytest.raises(SourceError, match="the home directory of ~nobody-here/model is unknown"):
+        resolve("~nobody-here/model")
+    with pytest.raises(SourceError, match="the name of the model is empty"):
+        resolve("")
 
 
 def test_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:

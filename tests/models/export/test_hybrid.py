@@ -161,6 +161,14 @@ def test_pickled_heads_are_left_out_with_the_command_that_converts_them(tmp_path
     assert load(tmp_path)[0].outputs == ("pooled", "weights", "multi")
 
 
+def test_head_of_no_vectors_is_refused(tmp_path: Path) -> None:
+    save_bge_m3(tmp_path)
+    tensors = {"weight": torch.ones(0, 32), "bias": torch.ones(0)}
+    save_file(tensors, tmp_path / "colbert_linear.safetensors")
+    with pytest.raises(CheckpointError, match=r"colbert_linear\.safetensors lacks a matrix"):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("tensors", "error"),
     [

@@ -374,9 +374,10 @@ def test_unknown_similarity_of_stanford_is_refused(tmp_path: Path) -> None:
 
 def test_missing_projection_is_named(tmp_path: Path) -> None:
     save_stanford(tmp_path)
-    edit_tensors(tmp_path, **{"linear.weight": None})
-    with pytest.raises(CheckpointError, match=r"lacks the matrix linear\.weight"):
-        load(tmp_path)
+    for weight in (None, torch.ones(0, 32)):
+        edit_tensors(tmp_path, **{"linear.weight": weight})
+        with pytest.raises(CheckpointError, match=r"lacks the matrix linear\.weight"):
+            load(tmp_path)
 
 
 WRONG: dict[str, Callable[[Any], Any]] = {

@@ -136,9 +136,12 @@ def test_weights_in_json_are_those_of_sentence_transformers(
     expected = static_weights(SparseEncoder(str(folder), device="cpu"))
     torch.testing.assert_close(table_of(folder).weights, expected, rtol=0, atol=0)
     assert expected.count_nonzero() == 3
-    edit_json(folder / "idf.json", w99=1.0)
-    with pytest.raises(CheckpointError, match=r"idf\.json: 'w99' is not in the vocabulary"):
-        table_of(folder)
+    for token, weight in (("w99", 1.0), ("w5", 10**400), ("w5", 1e308)):
+        write_json(folder / "idf.json", {token: weight})
+        with pytest.raises(
+            CheckpointError, match=rf"idf\.json: '{token}' is not in the vocabulary"
+        ):
+            table_of(folder)
 
 
 def test_modules_of_older_versions_are_known(folder: Path) -> None:
@@ -214,6 +217,10 @@ def with_nan(folder: Path) -> None:
     edit_weights(folder, lambda weight: weight / 0)
 
 
+def with_weights_beyond_float32(folder: Path) -> None:
+    edit_weights(folder, lambda weight: weight.double() * 1e300)
+
+
 def with_a_bias(folder: Path) -> None:
     file = folder / QUERY_MODULE / "model.safetensors"
     save_file({**load_file(file), "bias": torch.ones(VOCABULARY)}, file)
@@ -268,6 +275,7 @@ REFUSED = [
     (with_left_truncation, "the tokenizers in .* differ"),
     (with_fewer_weights, rf"have shape \({VOCABULARY - 1},\) .* requires shape \({VOCABULARY},\)"),
     (with_nan, "a weight of queries is not finite"),
+    (with_weights_beyond_float32, "a weight of queries is not finite"),
     (with_a_bias, "has the tensors bias, weight; it must have one, weight"),
     (without_weights, rf"has no {QUERY_MODULE}/model.safetensors"),
     (with_another_route, "has the routes query, document, title; only query and document"),

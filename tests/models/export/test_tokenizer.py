@@ -317,6 +317,50 @@ def test_token_of_a_class_without_an_embedding_is_left_out(
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
 
 
+def test_empty_unknown_token_is_none(tmp_path: Path) -> None:
+    """transformers loads such a tokenizer, and recurses without end for the id of the token."""
+    save_checkpoint(tmp_path, "bert", num_hidden_layers=1)
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", unk_token="")
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    with pytest.raises(RecursionError):
+        assert reference.unk_token_id
+    assert read_settings(ModelFolder(tmp_path), "", "bert").unknown_id == -1
+    _, config = load(ModelFolder(tmp_path))
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), config, VOCABULARY)
+    assert tokenizer.encode("w5 w6").ids == reference("w5 w6")["input_ids"]
+
+
+def save_letters(folder: Path, letters: str) -> None:
+    """Save a model whose tokenizer has no unknown token, and adds none to a text."""
+    save_checkpoint(folder, "bert", num_hidden_layers=1)
+    vocabulary = {token: index for index, token in enumerate([*letters, "[PAD]"])}
+    Tokenizer(models.BPE(vocabulary, [])).save(str(folder / "tokenizer.json"))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
+    write_json(folder / "tokenizer_config.json", settings)
+
+
+@pytest.mark.slow  # exports a model
+def test_texts_without_tokens_check_nothing(tmp_path: Path) -> None:
+    save_letters(tmp_path / "model", "acgt")
+    artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "out")
+    check = artifact.check()
+    assert "a" in check.texts
+    assert not any("\N{ROCKET}" in text for text in check.texts)
+    oracle = SentenceTransformer(str(tmp_path / "model"), device="cpu")
+    with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=1)) as model:
+        vectors = model.encode(["acgt", "gg"]).vectors
+        with pytest.raises(vitrine.InvalidInput):
+            model.encode(["\N{ROCKET}"])
+    np.testing.assert_allclose(vectors, oracle.encode(["acgt", "gg"]), atol=2e-5)
+
+
+def test_tokenizer_without_tokens_for_common_texts_is_refused(tmp_path: Path) -> None:
+    save_letters(tmp_path / "model", "\N{BLACK CHESS KING}")
+    with pytest.raises(CheckpointError, match="the tokenizer finds no tokens in common texts"):
+        export(resolve(str(tmp_path / "model")), tmp_path / "out")
+
+
 @pytest.mark.slow  # exports a model
 def test_settings_in_all_files_reach_the_artifact(tmp_path: Path) -> None:
     """The side of truncation is in tokenizer.json, as other libraries write it."""

@@ -416,6 +416,11 @@ def test_matrix_of_the_logits_must_be_the_one_that_config_json_names(tmp_path: P
     edit_json(tmp_path / "config.json", tie_word_embeddings=False)
     with pytest.raises(CheckpointError, match=r"the checkpoint lacks lm_head\.weight"):
         load(tmp_path, QWEN3)
+    edit_json(tmp_path / "config.json", tie_word_embeddings=True)
+    for other in (embeddings.flatten(), embeddings[0, 0].clone()):
+        edit_tensors(tmp_path, **{"model.embed_tokens.weight": other})
+        with pytest.raises(CheckpointError, match=r"the checkpoint lacks embed_tokens\.weight"):
+            load(tmp_path, QWEN3)
 
 
 @pytest.mark.parametrize(
