@@ -34,10 +34,10 @@ function rowsOf({ body, result }, kind) {
     inputs[0].map((unit, index) => ({ ...unit, score: inputs.reduce((sum, row) => sum + total(row[index], result.scores), 0) })));
 }
 
-// The chips of every text; `names` are the names of the texts.
+// The chips of every text with tokens; `names` are the names of all texts.
 function passages(rows, names) {
   const scale = largest(rows.flat().map(({ score }) => score));
-  return rows.map((row, index) => {
+  return rows.flatMap((row, index) => {
     const sum = row.filter(({ text }) => text !== null).reduce((all, { score }) => all + score, 0);
     const name = names[index] ?? "Text";
     return element("section", { className: "passage" },

@@ -130,6 +130,15 @@ def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str
     until(lambda: "tokens" in find(page, "#attribute .cost.failed").text)
 
 
+def test_pair_with_an_empty_text_has_a_row_for_the_other(
+    browser: Browser, reranker_url: str
+) -> None:
+    page = open_page(browser, f"{reranker_url}/debug#tab=attribute&a=&b=w5+w7", "reranker")
+    assert "undefined" not in run(page, "attribute")
+    assert texts(page, "#attribute .passage h4 ~ * .chip .word")[2:4] == ["w5", "w7"]
+    assert find(page, "#attribute .passage h4").text.startswith("Document sum ")
+
+
 def chips_of_passages(page: Browser) -> list[list[str]]:
     rows = page.find_elements(By.CSS_SELECTOR, "#attribute .passage")
     return [[c.text for c in row.find_elements(By.CSS_SELECTOR, ".chip .word")] for row in rows]
