@@ -282,3 +282,19 @@ def test_entries_of_a_sparse_vector_are_offered_with_their_weights(
     page.find_elements("css selector", "#vocabulary button")[2].click()
     assert find(page, "[name=token]").get_property("value") == entries[2][0]
     assert f"token={entries[2][0]}" in page.current_url
+
+
+def test_entries_are_those_of_the_text_that_stands_there(browser: Browser, sparse_url: str) -> None:
+    page = open_page(browser, f"{sparse_url}/debug#tab=attribute&a=w7", "sparse")
+    until(lambda: texts(page, "#vocabulary button"))
+    requested = page.execute_async_script("""
+        const [text, done] = [document.querySelector("[name=a]"), arguments[0]];
+        const [ask, bodies] = [window.fetch, []];
+        window.fetch = (path, options) => { bodies.push(options.body); return ask(path, options); };
+        for (const value of ["w11", "w7"]) {
+          text.value = value;
+          text.dispatchEvent(new Event("input"));
+        }
+        setTimeout(() => { window.fetch = ask; done(bodies); }, 2000);
+    """)
+    assert not any("w11" in body for body in requested)
