@@ -205,6 +205,32 @@ def test_invalid_input_is_named_before_the_run(page: Browser) -> None:
     assert find(page, "[name=a]").get_attribute("aria-invalid") is None
 
 
+# The first dry run is slow, until after the time at which a changed input would be checked.
+_SLOW_DRY_RUN = """
+    const ask = window.fetch;
+    window.fetch = async (path, options) => {
+      if (options?.body?.includes("dry_run")) {
+        window.fetch = ask;
+        await new Promise((resolve, reject) => {
+          setTimeout(resolve, 1500);
+          options.signal.addEventListener("abort", () => reject(options.signal.reason));
+        });
+      }
+      return ask(path, options);
+    };
+"""
+
+
+def test_url_runs_a_view_whose_dry_run_is_slow(browser: Browser, url: str) -> None:
+    added = {"source": _SLOW_DRY_RUN}
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", added)
+    try:
+        page = open_page(browser, f"{url}/debug#tab=attribute&run=1")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    until(lambda: texts(page, "#attribute .chip"))
+
+
 def test_ctrl_enter_runs_and_tabs_move_by_the_keyboard(page: Browser, url: str) -> None:
     type_text(page, "b", "A dog ran.")
     page.execute_script("document.getElementById('explain').ariaBusy = null")
