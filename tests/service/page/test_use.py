@@ -245,6 +245,12 @@ def test_ctrl_enter_runs_and_tabs_move_by_the_keyboard(page: Browser, url: str) 
         assert find(page, f"#{name}").is_displayed()
 
 
+@pytest.mark.parametrize("selector", ["#tab-explain", "#explain .chip"])
+def test_keys_of_the_browser_do_not_move_inside_the_page(page: Browser, selector: str) -> None:
+    find(page, selector).send_keys(Keys.ALT, Keys.RIGHT)
+    assert page.switch_to.active_element == find(page, selector)
+
+
 def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
     logging_browser: Browser, url: str
 ) -> None:
