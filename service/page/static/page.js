@@ -183,7 +183,8 @@ onResults((name) => {
 connectWhatIf(() => writeAddress());
 connectEvaluation();
 connectRanking();
-addEventListener("hashchange", readAddress);
+// A link that is opened in the page itself.
+addEventListener("hashchange", () => location.reload());
 addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && isReady(state.current)) run(state.current);
 });

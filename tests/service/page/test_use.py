@@ -171,6 +171,12 @@ def test_missing_and_unknown_keys_are_asked_for_in_the_field_of_the_page(
         browser.execute_script("sessionStorage.clear()")
 
 
+def test_link_that_is_opened_in_the_page_itself_runs_too(page: Browser, url: str) -> None:
+    page.get(f"{url}/debug#tab=explain&run=1&a=Rain&edited-a=Sun")
+    until(lambda: texts(page, "#explain [data-side=a] .word") == ["Rain"])
+    assert find(page, "[name=edited-a]").get_property("value") == "Sun"
+
+
 @pytest.mark.parametrize("tab", ["constructor", "toString", "nonsense", ""])
 def test_page_url_with_an_unknown_tab_shows_the_first_tab(
     browser: Browser, url: str, tab: str
