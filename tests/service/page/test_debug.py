@@ -5,6 +5,7 @@ import math
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -274,3 +275,15 @@ def test_sizes_that_are_not_finite_have_the_colour_of_problems(page: Browser) ->
         assert Color.from_string(chip.value_of_css_property("color")).hex == problem
         background = Color.from_string(chip.value_of_css_property("background-color"))
         assert background.rgba == "rgba(0, 0, 0, 0)"
+
+
+def test_numbers_that_are_not_finite_are_shown_beyond_the_listed_ones(
+    browser: Browser, url: str
+) -> None:
+    fields = {"tab": "attribute", "run": "1", "method": "saliency", "target": "dot"}
+    fields |= {"a": "cat " * 80, "vector": "3e38 " * 32}
+    page = open_page(browser, f"{url}/debug#{urlencode(fields)}")
+    until(lambda: texts(page, "#attribute .chip"))
+    # The response lists 64 numbers with their kinds.
+    scores = texts(page, "#attribute .chip .score")
+    assert (scores[:64], scores[64:]) == (["∞"] * 64, ["NaN"] * 18)
