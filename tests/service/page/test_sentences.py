@@ -114,6 +114,19 @@ def test_word_that_was_measured_for_one_document_alone_is_said_to_be(plain_page:
     assert "for one of the documents alone" not in card(plain_page, run)
 
 
+def test_first_document_that_is_not_explained_is_named_beside_both_scores(
+    plain_page: Browser,
+) -> None:
+    run = difference_run()
+    run["result"]["explanations"][0] = None  # the tokens of the request suffice for the other alone
+    drawn = "own.drawExplanation([values[0]], {}, {kind: 'embedding'}).textContent"
+    shown = value_of(plain_page, "explain", drawn, run)
+    assert shown.startswith("+0.2500 difference in cosine similarity")
+    assert "The tokens of a request do not suffice to explain text B" in shown
+    asked = "own.secondRequests({}, {kind: 'embedding', gradients: {}}, [values[0]])"
+    assert value_of(plain_page, "second", asked, run) == []
+
+
 @pytest.mark.parametrize("kind", ["embedding", "multi"])
 @pytest.mark.parametrize("has_other", [True, False])
 def test_second_opinion_is_of_a_difference_only_if_the_first_answer_is(
