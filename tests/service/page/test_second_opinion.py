@@ -314,7 +314,7 @@ def test_labels_of_a_softmax_alone_are_explained_against_the_next_one(
 def test_faithfulness_is_judged_by_random_words(
     page: Browser, removed: float | None, alone: float | None, verdict: str
 ) -> None:
-    measured = {
+    measured: Json = {
         "units": "words",
         "points": [],
         "comprehensiveness": removed,
