@@ -99,7 +99,7 @@ def flow(
     return Flow(
         value.item(),
         tuple(steps),
-        _nonfinite_steps(tap),
+        _nonfinite_steps(tap, len(rows)),
         (*missing, *_vanishing_or_exploding(layers)),
     )
 
@@ -171,15 +171,16 @@ def _fraction(mask: Tensor) -> float:
 _Bad = dict[int | None, int | None]
 
 
-def _nonfinite_steps(tap: RecordingTap) -> tuple[NonFiniteStep, ...]:
-    forward = {name: _bad_rows(step.outputs) for name, step in tap.steps.items()}
+def _nonfinite_steps(tap: RecordingTap, count: int) -> tuple[NonFiniteStep, ...]:
+    forward = {name: _bad_rows(step.outputs, count) for name, step in tap.steps.items()}
     if any(forward.values()):
         return _blame("forward", forward)
     back_to_front = reversed(tap.steps.items())
-    return _blame("backward", {name: _bad_gradients(tap, step) for name, step in back_to_front})
+    backward = {name: _bad_gradients(tap, step, count) for name, step in back_to_front}
+    return _blame("backward", backward)
 
 
-def _bad_gradients(tap: RecordingTap, step: Step) -> _Bad:
+def _bad_gradients(tap: RecordingTap, step: Step, count: int) -> _Bad:
     """Return the rows with non-finite gradients with respect to a step's outputs or inputs.
 
     The gradient with respect to an output is computed by the backward pass of a later step, as the
@@ -189,15 +190,17 @@ def _bad_gradients(tap: RecordingTap, step: Step) -> _Bad:
     bad: _Bad = {}
     for tensors in (step.outputs, *zip(*step.inputs, strict=True)):
         if len(gradients := tap.existing_gradients(tensors)) == len(tensors):
-            bad = _bad_rows([tap.round(gradient) for gradient in gradients]) | bad
+            bad = _bad_rows([tap.round(gradient) for gradient in gradients], count) | bad
     if bad or all(g.isfinite().all() for g in tap.existing_gradients(step.parameters)):
         return bad
     return {None: None}  # the gradient of a parameter is a sum over rows
 
 
-def _bad_rows(tensors: Sequence[Tensor]) -> _Bad:
+def _bad_rows(tensors: Sequence[Tensor], count: int) -> _Bad:
+    """Return the rows with non-finite numbers in a tensor for each row, or in one for all."""
     bad: _Bad = {}
-    rows = [row for x in tensors for row in (x.split(1) if x.dim() else [x])]
+    of_all = len(tensors) < count and tensors[0].dim()
+    rows = tensors[0].split(1) if of_all else tensors
     for index, row in enumerate(rows):
         indices = (~row.isfinite()).nonzero()  # in order
         if len(indices):

@@ -50,7 +50,7 @@ _INPUTS = {
     "Gather": {0: "table"},
     "Add": {0: "row", 1: "row"},
     "LayerNormalization": {1: "scale", 2: "shift"},
-    "SimplifiedLayerNormalization": {1: "scale"},
+    "SimplifiedLayerNormalization": {1: "scale", 2: "shift"},
     "Gemm": {1: "matrix", 2: "bias"},
     "MatMul": {1: "matrix", 2: "bias"},
     "MatMulInteger": {1: "matrix"},
@@ -125,8 +125,8 @@ def _weight_difference(
 def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
     """Return the reference model's weights by kind and name.
 
-    The weights of each kind are in the order of the forward pass. Every matrix has an entry for its
-    bias, which is None for a matrix without bias.
+    The weights of each kind are in the order of the forward pass. Every matrix and every scale has
+    an entry for its bias, which is None if there is none.
     """
     weights: dict[str, dict[str, Array | None]] = defaultdict(dict)
     for name, parameter in _in_order_of_use(model.network):
@@ -142,8 +142,9 @@ def _model_weights(model: ReferenceModel) -> dict[str, dict[str, Array | None]]:
             own = zip(("query", "key", "value"), np.split(value, ends), strict=True)
             parts = {f"{name}[{part}]": array for part, array in own}
         weights[kind] |= parts
-    biases = (re.sub(r"weight\b(?=[^.]*$)", "bias", name) for name in weights["matrix"])
-    weights["bias"] = {name: weights["bias"].get(name) for name in biases}
+    for kind, of in ("bias", "matrix"), ("shift", "scale"):
+        biases = (re.sub(r"weight\b(?=[^.]*$)", "bias", name) for name in weights[of])
+        weights[kind] = {name: weights[kind].get(name) for name in biases}
     return weights
 
 

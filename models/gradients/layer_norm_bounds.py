@@ -143,6 +143,8 @@ def slopes_along(operands: Operands) -> Iterator[Slope]:
     kappa = np.abs(exact.forward.x).max(-1, keepdims=True) * exact.forward.ivar
     exact = exact._replace(t=exact.t * (1 + kappa))
     bounds = error_bounds(exact, operands)
+    # The difference of a row without a norm says nothing, not even with a dout of 0: NaN times 0.
+    decides = np.isfinite(exact.t).all()
     # The rounding error scales with 1 / step, the truncation error with step^2.
     step = np.cbrt(exact.t[np.isfinite(exact.t)].max(initial=np.finfo(np.float64).eps))
     rounding = (np.abs(dout) * bounds["out"]).sum() / step
@@ -165,4 +167,5 @@ def slopes_along(operands: Operands) -> Iterator[Slope]:
             if name == "x" and operands.dsum is not None:
                 slope += (along * operands.dsum).sum()
             own = (np.abs(along) * bounds[f"d{name}"]).sum()
-            yield Slope(f"d{name}", along, float(slope), float(rounding + truncated + own))
+            bound = rounding + truncated + own if decides else np.inf
+            yield Slope(f"d{name}", along, float(slope), float(bound))

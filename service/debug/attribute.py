@@ -164,8 +164,9 @@ async def attribute(body: AttributeRequest, call: Call) -> Response:
     rows = [each.row for each in inputs]
     target = await resolve_target(call, body.target, rows[0])
     kept = kept_tokens(inputs, body.of)
+    baseline = body.baseline if body.method in BASELINE_METHODS else "zero"
     baselines = [
-        baseline_of(each.text, body.baseline, each.pointer, own)
+        baseline_of(each.text, baseline, each.pointer, own)
         for each, own in zip(inputs, kept, strict=True)
     ]
     length = sum(len(row.ids) for row in rows)

@@ -16,8 +16,7 @@ METADATA = "metadata"
 
 
 def _safetensors(arrays: Arrays, metadata: str) -> bytes:
-    contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-    return safetensors.numpy.save(contiguous, {METADATA: metadata})
+    return safetensors.numpy.save(dict(arrays), {METADATA: metadata})
 
 
 def _npz(arrays: Arrays, metadata: str) -> bytes:

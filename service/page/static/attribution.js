@@ -34,15 +34,15 @@ function rowsOf({ body, result }, kind) {
     inputs[0].map((unit, index) => ({ ...unit, score: inputs.reduce((sum, row) => sum + total(row[index], result.scores), 0) })));
 }
 
-// The chips of every text; `names` are the names of the texts.
-function passages(rows, names, isSigned = true) {
+// The chips of every text with tokens; `names` are the names of all texts.
+function passages(rows, names) {
   const scale = largest(rows.flat().map(({ score }) => score));
-  return rows.map((row, index) => {
+  return rows.flatMap((row, index) => {
     const sum = row.filter(({ text }) => text !== null).reduce((all, { score }) => all + score, 0);
     const name = names[index] ?? "Text";
     return element("section", { className: "passage" },
       element("h4", {}, name, " ", element("span", { className: "sum" }, `sum ${shown(sum)}`)),
-      scored(row, row.map(({ score }) => score), scale, `Scores of ${name}`, { isSigned }));
+      scored(row, row.map(({ score }) => score), scale, `Scores of ${name}`));
   });
 }
 
@@ -58,7 +58,7 @@ export function drawAttribution(runs, inputs, { kind }) {
       element("div", { className: "heading" }, element("h3", {}, NAMES[run.body.method]), rowLegend(rows, isSigned)),
       muted(MEANINGS[run.body.method]),
       ...(rows.length === 3 && isSigned ? [muted(SIGNS)] : []),
-      ...passages(rows, textNames(kind, rows.length > 1), isSigned),
+      ...passages(rows, textNames(kind, rows.length > 1)),
       totals(run.result, run.body.target),
       ...faithfulness(run.result),
       ranking(rows, rows.length > 1 ? textNames(kind, true) : null),

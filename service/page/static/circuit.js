@@ -1,6 +1,6 @@
 // Circuit diagram of add + norm: the forward pass runs down the left, the backward pass up the right.
 
-import { warmth } from "./colours.js";
+import { diverging } from "./colours.js";
 import { element, shown } from "./dom.js";
 import { rove } from "./roving.js";
 
@@ -108,7 +108,7 @@ function box(step, wrong, formula, left, top, choose) {
   const made = element("button", {
     type: "button",
     className: `step${finite ? "" : " broken"}${wrong ? " wrong" : ""}`,
-    style: { left: `${left}px`, top: `${top}px`, width: `${WIDTH}px`, height: `${BOX}px`, ...(finite && warmth(weight)) },
+    style: { left: `${left}px`, top: `${top}px`, width: `${WIDTH}px`, height: `${BOX}px`, ...(finite && diverging(weight, 1)) },
     data: { step: step.name },
   }, element("strong", {}, step.name), element("span", { className: "formula" }, formula), element("span", { className: "error" }, wrong ? `✗ ${wrong}` : shown(error)));
   for (const event of ["click", "focus", "mouseenter"]) made.addEventListener(event, () => choose(step));

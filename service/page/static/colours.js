@@ -4,17 +4,11 @@ export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 }
 
-// Signed scores: cold below zero, neutral at zero, warm above.
+// Cold below zero, neutral at zero, warm above.
 export function diverging(score, scale) {
   if (!Number.isFinite(score)) return { background: "transparent", color: colour("bad") };
-  const weight = scale ? Math.max(-1, Math.min(1, score / scale)) : 0;
-  return between(Math.abs(weight), weight < 0 ? ["low-half", "low"] : ["high-half", "high"]);
-}
-
-// An unsigned size from 0 (neutral) to 1 (warm end of the scale).
-export const warmth = (weight) => between(weight, ["high-half", "high"]);
-
-function between(size, [half, end]) {
+  const size = scale ? Math.min(1, Math.abs(score) / scale) : 0;
+  const [half, end] = score < 0 ? ["low-half", "low"] : ["high-half", "high"];
   const background = size < 0.5
     ? mixed(colour("neutral"), colour(half), size * 2)
     : mixed(colour(half), colour(end), size * 2 - 1);

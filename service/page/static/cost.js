@@ -28,6 +28,7 @@ export function dropCheck(name) {
 
 export async function check(name) {
   if (!SECTIONS[name].hasDryRun || !state.model?.gradients || sections[name].isRunning) return null;
+  clearTimeout(costTimer);
   costs.abort();
   costs = new AbortController();
   let current;

@@ -84,7 +84,7 @@ const otherSentence = ({ name }) =>
 // Units with a side can be struck out.
 function passage({ name, input, units, words }, scale, canStrike, sentence) {
   const row = (own, label, side) => scored(own.map((unit) => ({ ...unit, spelled: `alone ${unit.alone === null ? "not measured" : exact(unit.alone)}, rank ${unit.rank}` })),
-    own.map(({ score }) => score), scale, label, { side });
+    own.map(({ score }) => score), scale, label, side);
   return element("section", { className: "passage" },
     element("h4", {}, name), ...(sentence ? [muted(sentence)] : []), row(units, `Effects in ${inSentence(name)}`, canStrike ? input : undefined),
     ...(words.length ? [element("h4", {}, "Words of the sentences that rank first"), row(words, `Words of ${inSentence(name)}`)] : []));

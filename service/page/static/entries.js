@@ -10,8 +10,8 @@ let requested = null;
 
 // List the entries a moment after the last change of the text.
 export function showEntriesSoon(text, key) {
-  if (text === requested) return;
   clearTimeout(timer);
+  if (text === requested) return;
   timer = setTimeout(() => showEntries(text, key), REQUEST_AFTER_MS);
 }
 

@@ -7,11 +7,12 @@ import { number, table } from "./tables.js";
 
 export function drawExplanation(runs, inputs, model) {
   const [deletion, reference] = ["deletion", "reference"].map((name) => runs.find(({ key }) => key === name));
+  const [explained, other] = deletion.result.explanations;
   return element("div", { className: "explanation" },
-    deletion.result.explanations[1] ? differenceReading(deletion, reference, model.kind) : READINGS[model.kind](deletion, reference, model.info),
+    other ? differenceReading(deletion, reference, model.kind) : READINGS[model.kind](deletion, reference, model.info),
     ...(reference?.problem ? [muted(reference.problem)] : []),
-    deletionCard(deletion, model),
-    element("section", { className: "second", aria: { live: "polite" } }));
+    ...(explained ? [deletionCard(deletion, model), element("section", { className: "second", aria: { live: "polite" } })]
+      : [muted(`The tokens of a request do not suffice to explain ${inSentence(textNames(model.kind)[1])}: shorten it, or explain by sentences.`)]));
 }
 
 // Two documents have one question: which of them the model prefers, and why.

@@ -1,6 +1,7 @@
 // Exports of a section's results: link, HTML report, picture, tables, requests and responses.
 
 import { changedInputs, inputs } from "./inputs.js";
+import { showProblem } from "./problems.js";
 import { curl } from "./request.js";
 import { download, pictureOf, reportOf } from "./report.js";
 import { key, part, sections, state } from "./state.js";
@@ -9,7 +10,11 @@ export function connectExports(name) {
   for (const button of part(name, "exports").querySelectorAll("button")) {
     const { textContent: label, dataset } = button;
     button.addEventListener("click", async () => {
-      button.textContent = (await EXPORTS[dataset.export](name)) ?? label;
+      try {
+        button.textContent = (await EXPORTS[dataset.export](name)) ?? label;
+      } catch (error) {
+        showProblem(name, "problem", error);
+      }
     });
   }
 }

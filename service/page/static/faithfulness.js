@@ -16,12 +16,14 @@ const VERDICTS = {
   2: [true, "The words with the highest scores matter more than random ones, in both tests."],
   1: [null, "The words with the highest scores matter more than random ones in one test of two."],
   0: [false, "The words with the highest scores matter no more than random ones."],
+  NaN: [null, "The words with the highest scores could not be compared with random ones: without them, no tokens or no finite numbers are left."],
 };
 
 export function faithfulness({ faithfulness: measured }, ofText = "", opposite = []) {
   if (!measured) return [];
   const { units, points, comprehensiveness, sufficiency, random, rank_correlation: order, opposite_signs: share } = measured;
-  const wins = (comprehensiveness > random.comprehensiveness) + (sufficiency < random.sufficiency);
+  const isMeasured = [comprehensiveness, sufficiency, random.comprehensiveness, random.sufficiency].every(Number.isFinite);
+  const wins = isMeasured ? (comprehensiveness > random.comprehensiveness) + (sufficiency < random.sufficiency) : NaN;
   const [passes, verdict] = VERDICTS[wins];
   return [element("div", { className: "faithfulness" },
     ...(Number.isFinite(order) ? [element("p", {}, element("strong", {}, `Scores${ofText}: `),

@@ -37,7 +37,7 @@ export function restore(address) {
 export function setValue(input, value) {
   // The choices are unknown until the model's description has arrived.
   if (input.tagName === "SELECT" && value && ![...input.options].some((option) => option.value === value)) {
-    input.append(element("option", {}, value));
+    input.append(element("option", { value }, value));
   }
   input.value = value;
   if (input.selectedIndex === -1) input.value = defaults[input.name];
@@ -59,7 +59,7 @@ export function showChoices(choicesOf) {
     const none = select.dataset.none ? [element("option", { value: "" }, select.dataset.none)] : [];
     const choices = choicesOf[select.dataset.choices];
     if (!choices) continue;
-    select.replaceChildren(...none, ...choices.map((choice) => element("option", {}, choice)));
+    select.replaceChildren(...none, ...choices.map((choice) => element("option", { value: choice }, choice)));
     setValue(select, value);
   }
 }

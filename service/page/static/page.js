@@ -12,6 +12,7 @@ import { DEFAULTS } from "./questions.js";
 import { connectRanking, openLinkedRequest } from "./rank_page.js";
 import { Problem } from "./request.js";
 import { checkStale } from "./results.js";
+import { isOfBrowser } from "./roving.js";
 import { onResults, redraw, run, runSecond } from "./runs.js";
 import { SECTIONS } from "./sections.js";
 import { key, part, sections, state } from "./state.js";
@@ -159,7 +160,7 @@ function turn(event) {
   const open = [...event.currentTarget.children].filter(({ hidden }) => !hidden);
   const at = open.indexOf(event.target);
   const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: -1 }[event.key];
-  if (next === undefined) return;
+  if (next === undefined || isOfBrowser(event)) return;
   event.preventDefault();
   const tab = open.at(next % open.length);
   tab.focus();
@@ -182,7 +183,8 @@ onResults((name) => {
 connectWhatIf(() => writeAddress());
 connectEvaluation();
 connectRanking();
-addEventListener("hashchange", readAddress);
+// A link that is opened in the page itself.
+addEventListener("hashchange", () => location.reload());
 addEventListener("keydown", (event) => {
   if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && isReady(state.current)) run(state.current);
 });

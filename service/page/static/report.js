@@ -1,6 +1,7 @@
 // Results as files: a picture, and a report that needs no service.
 
 import { byId, element } from "./dom.js";
+import { Problem } from "./request.js";
 import { part, state } from "./state.js";
 
 export function download(name, type, content) {
@@ -71,12 +72,15 @@ export function reportOf(name, values, record, link) {
   return `<!doctype html>\n${file.documentElement.outerHTML}`;
 }
 
+// Characters that XML does not have, such as the form feeds of PDFs.
+const NOT_IN_XML = /[^\t\n\r\x20-\ud7ff\ue000-\ufffd\u{10000}-\u{10ffff}]/gu;
+
 // Draw a copy of a section's result, in an SVG image, on a canvas.
 export async function pictureOf(name) {
   const w = Math.ceil(part(name, "result").getBoundingClientRect().width) + 48;
   const body = element("body", { className: "still", style: { margin: "0", "max-width": "none", width: `${w}px` } },
     element("style", { textContent: styles() }), ...contents(name));
-  const markup = new XMLSerializer().serializeToString(body);
+  const markup = new XMLSerializer().serializeToString(body).replace(NOT_IN_XML, " ");
   const h = heightOf(w, body.childNodes);
   const svg = `<svg xmlns="http://www.w3.org/2000/svg" width="${w}" height="${h}"><foreignObject width="100%" height="100%">${markup}</foreignObject></svg>`;
   const image = new Image();
@@ -86,7 +90,9 @@ export async function pictureOf(name) {
   const context = canvas.getContext("2d");
   context.scale(2, 2);
   context.drawImage(image, 0, 0);
-  return new Promise((resolve) => { canvas.toBlob(resolve, "image/png"); });
+  const picture = await new Promise((resolve) => { canvas.toBlob(resolve, "image/png"); });
+  if (!picture) throw new Problem("The result is too large for a picture in this browser; the HTML report has it too");
+  return picture;
 }
 
 // The height of nodes at a width, measured in the page, which does not show them.

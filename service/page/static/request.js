@@ -52,9 +52,11 @@ export async function servedModels(key) {
   return response?.ok ? (await response.json()).models : [];
 }
 
-// Restore NaN and infinities. They are null in JSON; `nonfinite` lists their JSON pointers and kinds.
+// Restore NaN and infinities. They are null in JSON; `nonfinite` lists the JSON pointers and kinds of the first. In lists
+// of numbers all others become NaN.
 function withNonfinite(result) {
   const numbers = { nan: NaN, inf: Infinity, "-inf": -Infinity };
+  if (result.nonfinite?.length) fillWithNaN(result);
   for (const { pointer, kind } of result.nonfinite ?? []) {
     const steps = pointer.split("/").slice(1);
     const last = steps.pop();
@@ -62,6 +64,13 @@ function withNonfinite(result) {
     if (parent) parent[last] = numbers[kind];
   }
   return result;
+}
+
+function fillWithNaN(value) {
+  for (const [key, inner] of Object.entries(value ?? {})) {
+    if (inner === null && Array.isArray(value)) value[key] = NaN;
+    else if (typeof inner === "object") fillWithNaN(inner);
+  }
 }
 
 export function curl(path, body, hasKey) {

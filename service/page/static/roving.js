@@ -4,9 +4,13 @@ const STEPS = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 };
 // In rows from right to left.
 const MIRRORED = { ...STEPS, ArrowRight: -1, ArrowLeft: 1 };
 
+// Such as Alt + left arrow, which goes back.
+export const isOfBrowser = ({ altKey, ctrlKey, metaKey }) => altKey || ctrlKey || metaKey;
+
 export function rove(container, items) {
   items.forEach((item, index) => { item.tabIndex = index ? -1 : 0; });
   container.addEventListener("keydown", (event) => {
+    if (isOfBrowser(event)) return;
     const open = items.filter(({ hidden }) => !hidden);
     const at = open.indexOf(event.target.closest("[tabindex], button"));
     const steps = getComputedStyle(container).direction === "rtl" ? MIRRORED : STEPS;

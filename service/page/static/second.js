@@ -14,7 +14,7 @@ const find = (runs, key) => runs.find((run) => run.key === key && run.result);
 // Weights of vocabulary entries, the only targets of sparse encoders, are other numbers than their scores.
 export function secondRequests(all, model, runs) {
   const deletion = find(runs, "deletion");
-  if (!model.gradients || !deletion || model.kind === "sparse") return [];
+  if (!model.gradients || !deletion?.result.explanations[0] || model.kind === "sparse") return [];
   // Without an explanation of the other document, the first answer is of one score, and no difference.
   const inputs = deletion.result.explanations[1] ? all : { ...all, c: "" };
   const options = { tolerance: Number(inputs["explain-tolerance"]), max_evaluations: Number(inputs["explain-evaluations"]) };

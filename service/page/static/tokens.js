@@ -1,6 +1,6 @@
 // Tokens and words of texts as chips, coloured by their scores.
 
-import { diverging, warmth } from "./colours.js";
+import { diverging } from "./colours.js";
 import { element, exact, notation, raw } from "./dom.js";
 import { rove } from "./roving.js";
 
@@ -69,7 +69,7 @@ export function largest(scores) {
   return scores.reduce((most, score) => (Number.isFinite(score) ? Math.max(most, Math.abs(score)) : most), 0);
 }
 
-// A row of chips, which is one tab stop. `paint(scores, scale, isSigned)` colours them. `select` is
+// A row of chips, which is one tab stop. `paint(scores, scale)` colours them. `select` is
 // called with the index of the focused or hovered chip, and with null when it is left. With the `side` of a text, chips
 // are buttons, see whatif.js.
 export function chips(units, name, select = () => {}, side = undefined) {
@@ -95,12 +95,11 @@ export function chips(units, name, select = () => {}, side = undefined) {
   });
   list.addEventListener("mouseleave", () => { if (!list.contains(document.activeElement)) choose(null); });
   list.addEventListener("focusout", (event) => { if (!list.contains(event.relatedTarget)) choose(null); });
-  const paint = (values, scale, isSigned = true) => {
+  const paint = (values, scale) => {
     scores = values;
     const { show } = notation(scale);
     items.forEach((item, index) => {
-      const colours = isSigned ? diverging(values[index] ?? 0, scale) : warmth(scale ? values[index] / scale : 0);
-      for (const [property, value] of Object.entries(colours)) item.style.setProperty(property, value);
+      for (const [property, value] of Object.entries(diverging(values[index] ?? 0, scale))) item.style.setProperty(property, value);
       item.dataset.score = raw(values[index]);
       scoreOf[index].textContent = values[index] === null ? "–" : show(values[index]);
     });
@@ -109,9 +108,9 @@ export function chips(units, name, select = () => {}, side = undefined) {
 }
 
 // Chips with fixed scores.
-export function scored(units, scores, scale, name, { isSigned = true, side } = {}) {
+export function scored(units, scores, scale, name, side = undefined) {
   const made = chips(units, name, undefined, side);
-  made.paint(scores, scale, isSigned);
+  made.paint(scores, scale);
   return made.node;
 }
 

@@ -11,7 +11,7 @@ export function drawGradient([{ body, result }]) {
   return [
     element("div", { className: "heading" },
       muted(isSigned ? "Dot product of each token's gradient and its vector." : "Length of the gradient by each token."), legend(scale, { isSigned })),
-    scored(units, result.gradient, scale, "Gradients of the tokens", { isSigned }),
+    scored(units, result.gradient, scale, "Gradients of the tokens"),
     table("Tokens", ["Token", "Gradient"], units.map(({ content }, index) => [content, number(result.gradient[index])])),
   ];
 }

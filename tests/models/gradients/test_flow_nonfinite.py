@@ -21,7 +21,7 @@ from tests.models.gradients.flows import (
     names,
     with_nan_gradient,
 )
-from tests.models.gradients.toys import A, B, toy_model
+from tests.models.gradients.toys import DEBERTA, A, B, toy_model
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -59,6 +59,16 @@ def test_nan_word_embedding_is_located_by_row_and_token() -> None:
     assert first is not None
     assert (first.step, first.row, first.token) == ("embeddings.words", 1, 3)
     assert at(flow(model, [A, B], COSINE), "embeddings.words").forward.nan == 1
+
+
+def test_nan_of_a_table_without_tokens_has_the_index_of_a_row() -> None:
+    model = toy_model(**DEBERTA)
+    assert model.network.encoder.distance_embeddings is not None
+    model.network.encoder.distance_embeddings.weight[5, 0] = math.nan
+    first, *others = flow(model, [A, B], COSINE).nonfinite_steps
+    assert (first.step, first.role) == ("distance_embeddings", "producer")
+    assert (first.row, first.token) == (0, None)
+    assert {bad.role for bad in others} == {"propagator"}
 
 
 def test_each_row_has_its_own_nonfinite_producer() -> None:

@@ -546,6 +546,15 @@ def test_equal_gradients_of_many_rows_fail_no_correct_implementation(
         assert v.passes is not False, v
 
 
+@pytest.mark.parametrize("row", [[7.0] * 4, [1e200, -1e200, 3e200, 0.0], [np.inf, 1.0, 2.0, 4.0]])
+def test_correct_implementations_pass_in_float64_beside_a_row_without_a_norm(
+    row: list[float],
+) -> None:
+    x, dout = np.array([row, [1.0, 2.0, 3.0, 5.0]]), np.eye(2, 4)
+    operands = Operands(x, None, np.ones(4), np.zeros(4), 0.0, dout, None)
+    assert all(v.passes is not False for v in judge(operands))
+
+
 @pytest.mark.parametrize(
     "fault", ["dgamma a mean", "dgamma of the first row alone", "dgamma of out in place of xhat"]
 )

@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnxruntime.quantization import quantize_dynamic
 
+from models.add_layer_norm import LayerNorm
 from models.artifact import Artifact, sha256
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.export.exporter import export
@@ -34,12 +36,12 @@ from models.gradients.parity import (
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results import FileHash, ParityCheck, VectorDifference
 from models.network.disentangled import DistanceConfig
-from models.network.heads import DenseHead
+from models.network.heads import DenseHead, NormHead
 from models.network.norms import KINDS
 from models.packing import pack
 from tests.conftest import FamilyArtifact
 from tests.models.checkpoints import save_bge_m3, save_checkpoint, save_tokenizer
-from tests.models.gradients.toys import ADAPTED, toy_model
+from tests.models.gradients.toys import ADAPTED, GATED, LLAMA, toy_model
 from tests.shared_traces import trace_once
 
 LAYER = "encoder.layers.3"
@@ -290,6 +292,17 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
     assert differences(graph, model) == {zero: None} | dict.fromkeys(
         names, pytest.approx(1, rel=1e-5)
     )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [GATED, LLAMA], ids=["layer norm", "RMS norm"])
+def test_bias_of_a_norm_after_norms_without_bias_is_compared(changes: dict[str, Any]) -> None:
+    model = toy_model(normalize=False, heads=[NormHead(LayerNorm(16), 16)], **changes)
+    network = model.network.float()
+    graph = graph_for("onnxruntime", trace_once(network, "cpu"))
+    assert differences(graph, model) == {}
+    network.get_parameter("heads.0.norm.bias")[0] += 1
+    assert differences(graph, model) == {"heads.0.norm.bias": pytest.approx(1, rel=1e-5)}
 
 
 @pytest.mark.slow

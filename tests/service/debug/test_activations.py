@@ -84,8 +84,9 @@ def test_activations_equal_the_hidden_states_of_transformers(
             assert json.loads(opened.metadata()["metadata"]) == metadata
 
 
-def test_reduction_is_over_all_tokens_of_each_text(embedder: TestClient) -> None:
-    body = {"texts": ["w5 w6 w7", "w9"], "taps": ["layers.0", "pooling"]}
+@pytest.mark.parametrize("file_format", ["safetensors", "npz"])
+def test_reduction_is_over_all_tokens_of_each_text(embedder: TestClient, file_format: str) -> None:
+    body = {"texts": ["w5 w6 w7", "w9"], "taps": ["layers.0", "pooling"], "format": file_format}
     whole, _ = arrays_of(post_activations(embedder, **body))
     reduce: dict[str, Callable[[np.ndarray], np.ndarray]] = {
         "mean": lambda x: x.mean(0),
@@ -102,7 +103,9 @@ def test_reduction_is_over_all_tokens_of_each_text(embedder: TestClient) -> None
             np.testing.assert_allclose(reduced[f"{index}/layers.0"], expected, rtol=1e-5)
             vector = whole[f"{index}/pooling"]
             expected = np.array(np.linalg.norm(vector)) if reduction == "norm" else vector
-            np.testing.assert_allclose(reduced[f"{index}/pooling"], expected, rtol=1e-5)
+            np.testing.assert_allclose(
+                reduced[f"{index}/pooling"], expected, rtol=1e-5, strict=True
+            )
         size = sum(array.nbytes for array in reduced.values())
         dry = post_activations(embedder, **body, reduction=reduction, dry_run=True).json()
         assert dry["bytes"] == size

@@ -11,12 +11,21 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from models.gradients import attribution
 from models.gradients.budget import COSTS
-from models.gradients.inputs import InputRow, Method
+from models.gradients.inputs import BASELINE_METHODS, InputRow, Method
 from models.gradients.reference_model import ReferenceModel
 from service.debug.target import TARGETS, Target
 from tests.conftest import FamilyArtifact
 from tests.models.gradients.toys import attribute_row
-from tests.service.debug.conftest import CAT, COSINE, FELINE, Json, ask, service_of, vector
+from tests.service.debug.conftest import (
+    CAT,
+    COSINE,
+    FELINE,
+    Json,
+    ask,
+    problem_of,
+    service_of,
+    vector,
+)
 from tests.serving import ready_model
 
 
@@ -104,6 +113,17 @@ def test_target_value_equals_that_of_the_served_vectors(client: TestClient) -> N
         result = ask(client, "attribute", text=CAT, target=target, method="saliency")
         assert result["value"] == pytest.approx(value, abs=2e-6)
         assert result["completeness"] is None
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_only_methods_with_a_baseline_refuse_a_text_that_equals_it(
+    client: TestClient, method: Method
+) -> None:
+    body = {"text": "[PAD]", "target": COSINE, "method": method}
+    if method in BASELINE_METHODS:
+        assert problem_of(client, "attribute", body)["code"] == "baseline_equals_input"
+    else:
+        assert len(ask(client, "attribute", **body)["scores"]) == 3
 
 
 def test_integral_that_does_not_converge_returns_200_with_a_warning(

@@ -4,6 +4,7 @@ import json
 import math
 import re
 from functools import partial
+from urllib.parse import quote
 
 import pytest
 from selenium.webdriver.common.by import By
@@ -130,6 +131,15 @@ def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str
     until(lambda: "tokens" in find(page, "#attribute .cost.failed").text)
 
 
+def test_pair_with_an_empty_text_has_a_row_for_the_other(
+    browser: Browser, reranker_url: str
+) -> None:
+    page = open_page(browser, f"{reranker_url}/debug#tab=attribute&a=&b=w5+w7", "reranker")
+    assert "undefined" not in run(page, "attribute")
+    assert texts(page, "#attribute .passage h4 ~ * .chip .word")[2:4] == ["w5", "w7"]
+    assert find(page, "#attribute .passage h4").text.startswith("Document sum ")
+
+
 def chips_of_passages(page: Browser) -> list[list[str]]:
     rows = page.find_elements(By.CSS_SELECTOR, "#attribute .passage")
     return [[c.text for c in row.find_elements(By.CSS_SELECTOR, ".chip .word")] for row in rows]
@@ -229,6 +239,21 @@ def test_classifier_has_labels_and_an_optional_second_text(
     restored = open_page(page, page.current_url, "classifier")
     assert Select(find(restored, "[name=label]")).first_selected_option.text == "happy"
     assert find(restored, "[name=b]").get_property("value") == "w33 w8"
+
+
+def test_labels_keep_their_white_space(browser: Browser, classifier_url: str) -> None:
+    address = f"{classifier_url}/debug#tab=attribute&label={quote(' not  sad')}"
+    page = open_page(browser, address, "classifier")
+    values = "return [...document.querySelector('[name=label]').options].map((o) => o.value)"
+    assert " not  sad" in page.execute_script(values)
+    page.execute_async_script(
+        "const [labels, done] = arguments;"
+        "import('./debug/assets/inputs.js')"
+        ".then(({ showChoices }) => done(showChoices({ labels })))",
+        ["happy", " not  sad"],
+    )
+    assert page.execute_script(values) == ["", "happy", " not  sad"]
+    assert find(page, "[name=label]").get_property("value") == " not  sad"
 
 
 def test_each_selected_method_has_a_row_of_tokens(page: Browser) -> None:

@@ -5,11 +5,13 @@ import math
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.color import Color
 
 from models.artifact import Artifact
 from tests.service.page.browsing import (
@@ -255,3 +257,33 @@ def test_vector_jacobian_product_has_the_numbers_of_the_api(page: Browser, url: 
     page.execute_script(f"{field}.value = '1 2'")
     run(page, "vjp")
     assert find(page, "#vjp .problem").text.startswith("Cotangent: the vector has 2 numbers")
+
+
+def test_sizes_that_are_not_finite_have_the_colour_of_problems(page: Browser) -> None:
+    problem = page.execute_script(
+        "return import('./debug/assets/colours.js').then(({ colour }) => colour('bad'))"
+    )
+    show(page, "vjp")
+    cotangent = " ".join(["3e38"] * 32)
+    page.execute_script(
+        "document.querySelector('[name=cotangent]').value = arguments[0]", cotangent
+    )
+    run(page, "vjp")
+    chips = page.find_elements(By.CSS_SELECTOR, "#vjp .chip")
+    assert {chip.get_attribute("data-score") for chip in chips} == {"Infinity"}
+    for chip in chips:
+        assert Color.from_string(chip.value_of_css_property("color")).hex == problem
+        background = Color.from_string(chip.value_of_css_property("background-color"))
+        assert background.rgba == "rgba(0, 0, 0, 0)"
+
+
+def test_numbers_that_are_not_finite_are_shown_beyond_the_listed_ones(
+    browser: Browser, url: str
+) -> None:
+    fields = {"tab": "attribute", "run": "1", "method": "saliency", "target": "dot"}
+    fields |= {"a": "cat " * 80, "vector": "3e38 " * 32}
+    page = open_page(browser, f"{url}/debug#{urlencode(fields)}")
+    until(lambda: texts(page, "#attribute .chip"))
+    # The response lists 64 numbers with their kinds.
+    scores = texts(page, "#attribute .chip .score")
+    assert (scores[:64], scores[64:]) == (["∞"] * 64, ["NaN"] * 18)

@@ -4,8 +4,9 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import httpx2
 import numpy as np
@@ -23,6 +24,7 @@ from tests.service.page.browsing import (
     run,
     second_opinion,
     served,
+    shows,
     strike,
     texts,
     type_text,
@@ -103,6 +105,25 @@ def test_picture_shows_the_result(page: Browser, exported: Export) -> None:
     colours = {colour for _, colour in picture.getcolors(1 << 24) or []}
     assert (0xC9, 0x64, 0x0A) in colours
     assert len(colours) > 50
+
+
+def test_picture_shows_texts_with_characters_that_xml_does_not_have(
+    browser: Browser, url: str, exported: Export
+) -> None:
+    pages = quote("The first page.\fThe cat\a sat on the \uffff mat.")
+    open_page(browser, f"{url}/debug#tab=explain&run=1&b={pages}")
+    picture = exported("explain", "picture").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+
+
+def test_picture_that_is_too_large_for_the_browser_is_a_problem(
+    page: Browser, tmp_path: Path, exported: Export
+) -> None:
+    page.execute_script("document.querySelector('.answer').style.height = '40000px'")
+    find(page, "#explain [data-export=picture]").click()
+    until(partial(shows, page, "#explain > .problem", "too large for a picture"))
+    exported("explain", "json")
+    assert [file.name for file in tmp_path.iterdir()] == ["vitrine-explain.json"]
 
 
 def test_report_opens_without_a_service_and_requests_nothing(

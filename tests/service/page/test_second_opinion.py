@@ -307,12 +307,14 @@ def test_labels_of_a_softmax_alone_are_explained_against_the_next_one(
         (0.4, 0.3, "matter more than random ones in one test of two"),
         (0.1, 0.1, "matter more than random ones in one test of two"),
         (0.1, 0.3, "matter no more than random ones"),
+        (None, 0.3, "could not be compared with random ones"),
+        (0.4, None, "could not be compared with random ones"),
     ],
 )
 def test_faithfulness_is_judged_by_random_words(
-    page: Browser, removed: float, alone: float, verdict: str
+    page: Browser, removed: float | None, alone: float | None, verdict: str
 ) -> None:
-    measured = {
+    measured: Json = {
         "units": "words",
         "points": [],
         "comprehensiveness": removed,

@@ -114,6 +114,19 @@ def test_word_that_was_measured_for_one_document_alone_is_said_to_be(plain_page:
     assert "for one of the documents alone" not in card(plain_page, run)
 
 
+def test_first_document_that_is_not_explained_is_named_beside_both_scores(
+    plain_page: Browser,
+) -> None:
+    run = difference_run()
+    run["result"]["explanations"][0] = None  # the tokens of the request suffice for the other alone
+    drawn = "own.drawExplanation([values[0]], {}, {kind: 'embedding'}).textContent"
+    shown = value_of(plain_page, "explain", drawn, run)
+    assert shown.startswith("+0.2500 difference in cosine similarity")
+    assert "The tokens of a request do not suffice to explain text B" in shown
+    asked = "String(own.secondRequests({}, {kind: 'embedding', gradients: {}}, [values[0]]).length)"
+    assert value_of(plain_page, "second", asked, run) == "0"
+
+
 @pytest.mark.parametrize("kind", ["embedding", "multi"])
 @pytest.mark.parametrize("has_other", [True, False])
 def test_second_opinion_is_of_a_difference_only_if_the_first_answer_is(
@@ -282,3 +295,19 @@ def test_entries_of_a_sparse_vector_are_offered_with_their_weights(
     page.find_elements("css selector", "#vocabulary button")[2].click()
     assert find(page, "[name=token]").get_property("value") == entries[2][0]
     assert f"token={entries[2][0]}" in page.current_url
+
+
+def test_entries_are_those_of_the_text_that_stands_there(browser: Browser, sparse_url: str) -> None:
+    page = open_page(browser, f"{sparse_url}/debug#tab=attribute&a=w7", "sparse")
+    until(lambda: texts(page, "#vocabulary button"))
+    requested = page.execute_async_script("""
+        const [text, done] = [document.querySelector("[name=a]"), arguments[0]];
+        const [ask, bodies] = [window.fetch, []];
+        window.fetch = (path, options) => { bodies.push(options.body); return ask(path, options); };
+        for (const value of ["w11", "w7"]) {
+          text.value = value;
+          text.dispatchEvent(new Event("input"));
+        }
+        setTimeout(() => { window.fetch = ask; done(bodies); }, 2000);
+    """)
+    assert not any("w11" in body for body in requested)

@@ -171,6 +171,12 @@ def test_missing_and_unknown_keys_are_asked_for_in_the_field_of_the_page(
         browser.execute_script("sessionStorage.clear()")
 
 
+def test_link_that_is_opened_in_the_page_itself_runs_too(page: Browser, url: str) -> None:
+    page.get(f"{url}/debug#tab=explain&run=1&a=Rain&edited-a=Sun")
+    until(lambda: texts(page, "#explain [data-side=a] .word") == ["Rain"])
+    assert find(page, "[name=edited-a]").get_property("value") == "Sun"
+
+
 @pytest.mark.parametrize("tab", ["constructor", "toString", "nonsense", ""])
 def test_page_url_with_an_unknown_tab_shows_the_first_tab(
     browser: Browser, url: str, tab: str
@@ -205,6 +211,32 @@ def test_invalid_input_is_named_before_the_run(page: Browser) -> None:
     assert find(page, "[name=a]").get_attribute("aria-invalid") is None
 
 
+# The first dry run is slow, until after the time at which a changed input would be checked.
+_SLOW_DRY_RUN = """
+    const ask = window.fetch;
+    window.fetch = async (path, options) => {
+      if (options?.body?.includes("dry_run")) {
+        window.fetch = ask;
+        await new Promise((resolve, reject) => {
+          setTimeout(resolve, 1500);
+          options.signal.addEventListener("abort", () => reject(options.signal.reason));
+        });
+      }
+      return ask(path, options);
+    };
+"""
+
+
+def test_url_runs_a_view_whose_dry_run_is_slow(browser: Browser, url: str) -> None:
+    added = {"source": _SLOW_DRY_RUN}
+    script = browser.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", added)
+    try:
+        page = open_page(browser, f"{url}/debug#tab=attribute&run=1")
+    finally:
+        browser.execute_cdp_cmd("Page.removeScriptToEvaluateOnNewDocument", script)
+    until(lambda: texts(page, "#attribute .chip"))
+
+
 def test_ctrl_enter_runs_and_tabs_move_by_the_keyboard(page: Browser, url: str) -> None:
     type_text(page, "b", "A dog ran.")
     page.execute_script("document.getElementById('explain').ariaBusy = null")
@@ -217,6 +249,12 @@ def test_ctrl_enter_runs_and_tabs_move_by_the_keyboard(page: Browser, url: str) 
         page.switch_to.active_element.send_keys(key)
         assert page.switch_to.active_element.get_attribute("id") == f"tab-{name}"
         assert find(page, f"#{name}").is_displayed()
+
+
+@pytest.mark.parametrize("selector", ["#tab-explain", "#explain .chip"])
+def test_keys_of_the_browser_do_not_move_inside_the_page(page: Browser, selector: str) -> None:
+    find(page, selector).send_keys(Keys.ALT, Keys.RIGHT)
+    assert page.switch_to.active_element == find(page, selector)
 
 
 def test_page_loads_from_its_own_host_only_and_logs_no_console_errors(
