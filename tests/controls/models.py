@@ -236,7 +236,7 @@ GUARDS = (
         "models/gradients/graph_weights.py",
         'sorted(parts, key=lambda name: order.index(name.split(".")[0]))',
         "parts",
-        "tests/models/gradients/test_parity.py::"
+        "tests/models/gradients/parity/test_parity.py::"
         "test_families_with_gates_windows_shared_layers_and_experts_pass",
     ),
     Guard(
