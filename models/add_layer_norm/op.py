@@ -85,7 +85,8 @@ def add_layer_norm(
         Tensor `(..., D)` in the dtype of `x`. The sum `x + residual` is rounded to that dtype; its
         mean and variance are computed from the rounded sum in float32 (float64 for float64 input).
         Where the squares of a row's deviations add up to more than float32 holds, 3.4e38, the
-        result is `bias` and the gradient of `x` is 0, as in `torch.nn.functional.layer_norm`.
+        result is `bias` and the gradient of `x` is 0; where a deviation itself is beyond it, they
+        are NaN. `torch.nn.functional.layer_norm` gives the same, or NaN sooner.
 
     Raises:
         RuntimeError: The shapes, dtypes or devices of the arguments do not match.
