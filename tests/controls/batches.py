@@ -226,7 +226,7 @@ GUARDS = (
         "service/api/http_protocol.py",
         "            cycle.on_disconnect()\n",
         "            pass\n",
-        f"{_T}test_process.py::test_texts_of_a_disconnected_client_are_removed_from_the_queue",
+        f"{_T}test_disconnects.py::test_texts_of_a_disconnected_client_are_removed_from_the_queue",
     ),
     Guard(
         "service/api/deadline.py",

@@ -16,7 +16,6 @@ from service.serve_command import example_request
 from service.settings import from_command_line
 from tests.eventually import eventually
 from tests.faulty_service import IS_STUCK, RAISES
-from tests.held_service import held
 from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process, ready_model, rest
 
 pytestmark = pytest.mark.slow  # starts processes
@@ -167,39 +166,6 @@ def test_debug_routes_on_a_public_address_require_keys(small_artifact: Artifact)
         status, errors = outcome(started)
         assert status == 2
         assert "set API keys, or set debug.enabled to false" in errors
-
-
-def long_texts(count: int) -> dict[str, list[str]]:
-    return {"inputs": [f"word{i} " * 200 for i in range(count)]}
-
-
-def test_texts_of_a_disconnected_client_are_removed_from_the_queue(
-    small_artifact: Artifact, tmp_path: Path
-) -> None:
-    with process(
-        *("-m", "tests.held_service"),
-        ENGINE_HOLD=str(tmp_path / "hold"),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_LIMITS__REQUEST_S="3600",
-    ) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        url = httpx2.URL(match[1])
-        body = json.dumps(long_texts(1000)).encode()
-        head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        with held(tmp_path / "hold"):
-            with socket.create_connection((url.host, url.port or 80)) as connection:
-                connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-                eventually(lambda: metrics(match[1])["vitrine_queue_tokens"])
-            # Nothing runs meanwhile, so the queue becomes empty only by the removal.
-            eventually(lambda: not metrics(match[1])["vitrine_queue_tokens"])
-        disconnected = 'vitrine_requests_total{route="/encode",status="disconnected"}'
-        eventually(lambda: metrics(match[1]).get(disconnected) == 1)
-        response = httpx2.post(
-            f"{match[1]}/encode", json={"inputs": "the next one"}, timeout=PATIENCE_S
-        )
-        assert response.status_code == 200
-        # Of 200,000 tokens; what ran are the batches that were formed before the disconnect.
-        assert metrics(match[1])["vitrine_batch_tokens_sum"] < 100_000
 
 
 def test_disconnect_within_a_body_is_not_logged_as_an_error(small_artifact: Artifact) -> None:
