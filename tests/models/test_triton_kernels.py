@@ -153,12 +153,12 @@ def test_compiled_kernels_hardly_spill_use_no_float64_and_need_few_instructions(
     reports = [json.loads(line) for line in completed.stdout.splitlines()]
     assert len(reports) == 3 * 5 * 2 * 2 * 2
     for report in reports:
-        assert report["spilled_bytes"] <= 16, report  # one of 120 kernels spills four registers
+        assert report["spilled_bytes"] <= 40, report  # two of 120 kernels spill 4 and 10 registers
         assert report["float64"] is False, report
         assert report["registers"] is not None, report
         assert report["shared_bytes"] <= 99 * 1024, report  # what consumer cards have
         # With more of them, the kernel would wait for its instructions rather than for memory.
-        limit = 46 if report["width"] == 384 else 32
+        limit = 38 if report["width"] == 384 else 32
         if report["kernel"] == "_backward_kernel":
             assert 0 < report["instructions_per_element"] <= limit, report
 
