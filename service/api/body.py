@@ -251,8 +251,6 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
         message = f"unknown type; allowed types: {first['ctx']['expected_tags']}"
     elif first["type"] in ("model_type", "model_attributes_type", "dataclass_type"):
         message = "Input should be an object; see /docs for its fields"
-    elif first["type"] == "path_type":
-        message = "Input should be a path"
     return InvalidInput(
         message,
         index=indices[0] if has_index else None,

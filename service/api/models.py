@@ -4,6 +4,7 @@ import asyncio
 import re
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
@@ -148,7 +149,7 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     options = state.settings.model_options() if served is None else served.options
     aliases = () if served is None else served.aliases
     spec = ModelSpec(
-        path=body.path,
+        path=Path(body.path),
         aliases=aliases if body.aliases is None else tuple(body.aliases),
         options=replace(
             options,
@@ -164,9 +165,9 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
         model, previous = await within(request, state.settings.limits.request_s, loading)
     except (ArtifactError, EngineError, ValueError, OSError) as error:
         # Error responses never repeat text of the request.
-        detail = str(error).replace(f"the artifact {body.path.name}".rstrip(), "the artifact")
+        detail = str(error).replace(f"the artifact {spec.path.name}".rstrip(), "the artifact")
         # At the start or quoted: elsewhere "." is not the path.
-        detail = re.sub(rf"(^|['\"]){re.escape(str(body.path))}", r"\1the path", detail)
+        detail = re.sub(rf"(^|['\"]){re.escape(str(spec.path))}", r"\1the path", detail)
         for alias in (name, *spec.aliases):
             detail = detail.replace(repr(alias), "of this request")
         raise InvalidInput(detail, code="invalid_artifact", pointer="/path") from None
@@ -206,7 +207,7 @@ async def _compare(body: LoadRequest, compared: _Compared, served: Model, new: M
     if (condition := body.eval) is not None:
         compared.eval = await asyncio.to_thread(
             check_evaluation,
-            *(condition.folder, served.identity, new.identity),
+            *(Path(condition.folder), served.identity, new.identity),
             *(condition.measure, condition.max_drop),
         )
     if not body.texts:

@@ -138,10 +138,27 @@ def test_invalid_text_of_a_comparison_is_named(
 def test_path_of_another_type_is_refused_without_the_name_of_a_class(one: TestClient) -> None:
     response = one.post("/models/dogs", json={"path": 5})
     assert (response.status_code, response.json()["pointer"]) == (422, "/path")
-    assert response.json()["detail"] == "Input should be a path"
+    assert response.json()["detail"] == "Input should be a valid string"
 
 
-@pytest.mark.parametrize("path", ["", ".", "is"])
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [({"path": ""}, "/path"), ({"path": "is", "eval": {"folder": ""}}, "/eval/folder")],
+)
+def test_empty_path_is_not_the_working_directory(
+    one: TestClient,
+    small_artifact: Artifact,
+    monkeypatch: pytest.MonkeyPatch,
+    body: dict[str, Any],
+    pointer: str,
+) -> None:
+    monkeypatch.chdir(small_artifact.path)
+    problem = one.post("/models/dogs", json=body).json()
+    assert (problem["code"], problem["pointer"]) == ("invalid", pointer)
+    assert problem["detail"] == "String should have at least 1 character"
+
+
+@pytest.mark.parametrize("path", [" ", ".", "is"])
 def test_path_without_an_artifact_is_not_repeated(
     one: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
