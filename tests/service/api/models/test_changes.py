@@ -93,11 +93,12 @@ def test_names_that_are_ambiguous_under_tei_are_refused(
     one: TestClient, other_artifact: Artifact, name: str
 ) -> None:
     body = {"path": str(other_artifact.path)}
-    for response in (
-        one.post(f"/models/{name}", json=body),
-        one.post("/models/dogs", json=body | {"aliases": [name]}),
+    for response, pointer in (
+        (one.post(f"/models/{name}", json=body), None),
+        (one.post("/models/dogs", json=body | {"aliases": ["hounds", name]}), "/aliases/1"),
     ):
-        assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
+        assert (response.status_code, response.json()["code"]) == (422, "invalid")
+        assert response.json().get("pointer") == pointer
         assert response.json()["detail"].startswith(
             "the name of this request is ambiguous in paths under /tei: the last part of a name"
         )
@@ -356,13 +357,22 @@ def test_alias_of_another_model_is_refused_without_repeating_it(
     one: TestClient, other_artifact: Artifact
 ) -> None:
     name = one.get("/info").json()["model"]
-    body = {"path": str(other_artifact.path), "aliases": [name]}
+    body = {"path": str(other_artifact.path), "aliases": ["hounds", name]}
     response = one.post("/models/another", json=body)
-    assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
+    assert (response.status_code, response.json()["code"]) == (422, "invalid")
+    assert response.json()["pointer"] == "/aliases/1"
     assert (
         response.json()["detail"]
         == "two models have the name of this request; every name must be unique"
     )
+
+
+def test_alias_that_a_model_has_twice_is_refused(one: TestClient, other_artifact: Artifact) -> None:
+    body = {"path": str(other_artifact.path), "aliases": ["dogs", "hounds", "hounds"]}
+    response = one.post("/models/dogs", json=body)
+    assert (response.status_code, response.json()["code"]) == (422, "invalid")
+    assert response.json()["pointer"] == "/aliases/1"
+    assert response.json()["detail"] == "a model has the alias of this request twice"
 
 
 def test_model_beyond_the_memory_budget_is_refused_without_repeating_its_name(
