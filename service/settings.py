@@ -107,6 +107,7 @@ _MESSAGES = {
     "tuple_type": "Input should be a list",
     "model_type": "Input should be an object",
     "path_type": "Input should be a path",
+    "too_short": "must not be empty",
 }
 
 
@@ -381,7 +382,7 @@ class ApiKey(_Group):
 
     name: str = Field(min_length=1)
     key: Annotated[SecretStr, AfterValidator(_check_key)]
-    scopes: tuple[Scope, ...] = ("encode",)
+    scopes: Annotated[tuple[Scope, ...], Field(min_length=1)] = ("encode",)
 
 
 class AuthSettings(_Group):

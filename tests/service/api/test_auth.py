@@ -194,6 +194,7 @@ def test_error_of_a_key_file_names_types_of_json(tmp_path: Path) -> None:
     for content, problem in (
         ("{}", "keys: Input should be a list"),
         ("[1]", "0: Input should be an"),
+        (f'[{{"name": "a", "key": "{KEYS["encode"]}", "scopes": []}}]', "0.scopes: must not be em"),
     ):
         file.write_text(content)
         with pytest.raises(ValueError, match=rf"keys.json: {problem}"):
