@@ -1,17 +1,22 @@
 import json
 import logging
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import httpx2
 import pytest
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
 from service.app import create_app
 from service.settings import ApiKey, AuthSettings, Scope, Settings
-from tests.serving import flat_routes, serving
+from tests.eventually import eventually
+from tests.serving import PATIENCE_S, flat_routes, lines_until, process, serving
 
 KEYS: dict[Scope, str] = {
     "encode": "encode-key-0123456789",
@@ -213,3 +218,35 @@ def test_duplicate_key_is_refused(tmp_path: Path) -> None:
     auth = AuthSettings(keys=(api_key("encode"),), keys_file=key_file(tmp_path))
     with pytest.raises(ValueError, match="two API keys are equal"):
         auth.all_keys()
+
+
+@pytest.mark.slow
+def test_sighup_reads_the_key_file_again_and_keeps_the_keys_if_it_is_invalid(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    file = key_file(tmp_path)
+    settings = {
+        "VITRINE_MODEL__PATH": str(small_artifact.path),
+        "VITRINE_AUTH__KEYS_FILE": str(file),
+    }
+    with process(**settings) as started:
+        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+
+        def statuses() -> list[int]:
+            """Of the key in the first file, and of that in the second."""
+            headers = [{"X-API-Key": KEYS[scope]} for scope in ("encode", "debug")]
+            responses = (
+                httpx2.get(f"{url}/info", headers=own, timeout=PATIENCE_S) for own in headers
+            )
+            return [response.status_code for response in responses]
+
+        assert statuses() == [200, 401]
+        key_file(tmp_path, key=KEYS["debug"])
+        os.kill(started.pid, signal.SIGHUP)
+        eventually(lambda: statuses() == [401, 200])
+        file.write_text("[]")
+        os.kill(started.pid, signal.SIGHUP)
+        lines_until(
+            started, f"the API keys stay as they were: auth.keys_file: {file} has no API key"
+        )
+        assert statuses() == [401, 200]
