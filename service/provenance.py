@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ def sign(arguments: Sequence[str] | None = None) -> int:
     """Run `vitrine sign` and return its exit status."""
 
     def run(path: Path, key: Path) -> str:
-        artifact = Artifact.load(path.resolve())
+        artifact = Artifact.load(Path(os.path.realpath(path)))
         hint = artifact.sign(signing.read_private_key(key), artifact.path.name)
         return f"{path} is signed by the key {hint}"
 
@@ -33,7 +34,7 @@ def verify(arguments: Sequence[str] | None = None) -> int:
     """Run `vitrine verify` and return its exit status."""
 
     def run(path: Path, key: Path) -> str:
-        artifact = Artifact.load(path.resolve(), key)
+        artifact = Artifact.load(Path(os.path.realpath(path)), key)
         artifact.verify_all()
         files = len(artifact.manifest.files) + 1  # with the manifest
         return f"{path}: all {files} files are those signed by the key {artifact.signed_by}"

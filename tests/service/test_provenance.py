@@ -41,6 +41,8 @@ def test_commands_end_with_one_sentence_and_status_1(
     content = file.read_bytes()
     file.unlink()  # a hard link
     file.write_bytes(content[:-1])
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
     for arguments, problem in (
         (["verify", copy, "--key", public], "source/config.json in the artifact copy is not the"),
         (["sign", copy, "--key", private], "source/config.json in the artifact copy is not the"),
@@ -49,6 +51,8 @@ def test_commands_end_with_one_sentence_and_status_1(
         (["verify", copy, "--key", private], "key.pem is not one public key or one certificate"),
         (["verify", copy, "--key", tmp_path / "none"], "none cannot be read: No such file"),
         (["bom", tmp_path], "is not an artifact: it has no manifest.json"),
+        (["sign", circle, "--key", private], "circle is not an artifact: it has no manifest.json"),
+        (["verify", circle, "--key", public], "circle is not an artifact: it has no manifest.js"),
     ):
         capsys.readouterr()
         assert main([*map(str, arguments)]) == 1
