@@ -102,6 +102,13 @@ def _check_device(name: str) -> str:
     return name
 
 
+# OpenTelemetry's variables of files for TLS. Exports without one of them fail, one after the other.
+_TLS_FILES = [
+    f"OTEL_EXPORTER_OTLP_{signal}{file}"
+    for signal in ("", "TRACES_")
+    for file in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+]
+
 # Errors whose messages name types of Python.
 _MESSAGES = {
     "tuple_type": "Input should be a list",
@@ -507,8 +514,8 @@ def traces_endpoint() -> str | None:
     """Return the URL to which OpenTelemetry's environment variables export traces; None: nowhere.
 
     Raises:
-        ValueError: A variable selects an exporter or a protocol other than OTLP over HTTP, or the
-            endpoint is not a URL.
+        ValueError: A variable selects an exporter or a protocol other than OTLP over HTTP, or a
+            certificate or key that cannot be read, or the endpoint is not a URL.
     """
     exporter = os.environ.get("OTEL_TRACES_EXPORTER") or ""
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or ""
@@ -526,6 +533,9 @@ def traces_endpoint() -> str | None:
             raise ValueError(f"{name}: the only supported value is {supported}")
     if not re.match(r"https?://[^/]", endpoint):
         raise ValueError(f"{source} must be a URL, such as http://localhost:4318")
+    for name in _TLS_FILES if endpoint.startswith("https") else ():
+        if (file := os.environ.get(name)) and not os.access(file, os.R_OK):
+            raise ValueError(f"{name}: {file} cannot be read")
     return endpoint
 
 
