@@ -449,6 +449,7 @@ class Settings(BaseSettings):
         cli_prog_name="vitrine-serve",
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_parse_none_str="not set",  # the default would be a word that a user may type
         hide_input_in_errors=True,
     )
 
