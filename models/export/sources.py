@@ -242,20 +242,47 @@ def _from_package(name: str, folder: Path) -> CheckpointSource:
     return CheckpointSource(folder, pinned.name, f"package {canonical}", version)
 
 
+def _snapshot(model: str, revision: str | None) -> Path:
+    """Return the folder of a hub model's files, downloaded or cached.
+
+    Raises:
+        IncompleteSnapshotError: The hub cannot be reached, and files may be missing from the cache:
+            without the hub's list they can be those alone that transformers has loaded.
+        Exception: Any other error of `snapshot_download`.
+    """
+    from huggingface_hub import get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError, IncompleteSnapshotError
+
+    folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+    if not (folder / "modules.json").exists():
+        try:
+            get_cached_repo_tree(model, revision=folder.name, cache_dir=folder.parents[2])
+        except CachedRepoTreeNotFoundError as error:
+            raise IncompleteSnapshotError(str(error), str(folder)) from error
+    return folder
+
+
 def _from_hub(model: str, revision: str | None) -> CheckpointSource:
     import httpx2
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
+        IncompleteSnapshotError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
+    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     try:
-        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+        folder = _snapshot(model, revision)
+    except IncompleteSnapshotError as error:
+        raise SourceError(
+            f"the Hugging Face hub cannot be reached{offline}, and the files in "
+            f"{error.snapshot_path} may not be all of {model}. Allow access to the hub, or name "
+            "that folder, if it is complete"
+        ) from error
     except HFValidationError as error:
         raise SourceError(
             f"{model} is neither a folder, nor an installed package, nor a valid hub id"
@@ -281,7 +308,6 @@ def _from_hub(model: str, revision: str | None) -> CheckpointSource:
                 if status in (401, 403)
                 else f"the hub fails with status {status}: try again later"
             ) from error
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise SourceError(
             f"{model} is neither a folder nor an installed package, and the Hugging Face hub "
             f"cannot be reached{offline}. Allow access to the hub, or run vitrine-export {model} "
