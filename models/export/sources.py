@@ -128,10 +128,11 @@ def resolve_locally(model: str) -> CheckpointSource | None:
     package = None if "/" in model else _package_folder(model)
     if package is not None:
         return _from_package(model, package)
-    if model.startswith((".", "/", "~")):
+    if folder.exists() or model.startswith((".", "/", "~")):
+        problem = f"{model} is a file" if folder.exists() else f"the folder {model} does not exist"
         raise SourceError(
-            f"the folder {model} does not exist; a model is a folder, an installed package or a "
-            "hub id such as BAAI/bge-small-en-v1.5"
+            f"{problem}; a model is a folder, an installed package or a hub id such as "
+            "BAAI/bge-small-en-v1.5"
         )
     return None
 

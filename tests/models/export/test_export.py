@@ -558,9 +558,16 @@ def test_hub_names_decide_as_in_sentence_transformers_whether_pooling_includes_p
 
 
 def test_unresolvable_source_error_names_the_places_searched(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("{}")
+    for name in ("file", "./file", str(tmp_path / "file")):
+        with pytest.raises(
+            SourceError, match=rf"{name} is a file; a model is a folder, an installed"
+        ):
+            resolve(name)
     with pytest.raises(SourceError, match="is neither a folder nor an installed package, and the"):
         resolve("someone/no-such-model")
     with pytest.raises(SourceError, match=r"the folder ./nothing does not exist"):
