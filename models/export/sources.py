@@ -86,13 +86,14 @@ GLINER_FOLDER = (
 )
 
 
-def resolve(model: str, revision: str | None = None) -> CheckpointSource:
+def resolve(model: str, revision: str | None = None, *, is_base: bool = False) -> CheckpointSource:
     """Return the local folder and the origin of `model`; a hub model is downloaded.
 
     Args:
         model: Path of a folder, name of an installed package, or hub id, tried in this order. A
             name with a slash is never a package.
         revision: Branch, tag or commit of a hub model; None: main.
+        is_base: Whether it is the base model of an adapter, of which config and weights suffice.
 
     Raises:
         SourceError: The model does not exist or has no safetensors, the hub cannot be reached, the
@@ -101,7 +102,7 @@ def resolve(model: str, revision: str | None = None) -> CheckpointSource:
     """
     source = resolve_locally(model)
     if source is None:
-        return _from_hub(model, revision)
+        return _from_hub(model, revision, is_base=is_base)
     if revision is not None:
         kind = source.source.partition(" ")[0]
         raise SourceError(f"--revision is for hub models; {model} is a {kind}")
@@ -243,7 +244,7 @@ def _from_package(name: str, folder: Path) -> CheckpointSource:
     return CheckpointSource(folder, pinned.name, f"package {canonical}", version)
 
 
-def _snapshot(model: str, revision: str | None) -> Path:
+def _snapshot(model: str, revision: str | None, *, is_base: bool) -> Path:
     """Return the folder of a hub model's files, downloaded or cached.
 
     Raises:
@@ -255,7 +256,7 @@ def _snapshot(model: str, revision: str | None) -> Path:
     from huggingface_hub.errors import CachedRepoTreeNotFoundError, IncompleteSnapshotError
 
     folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
-    if not (folder / "modules.json").exists():
+    if not is_base and not (folder / "modules.json").exists():
         try:
             get_cached_repo_tree(model, revision=folder.name, cache_dir=folder.parents[2])
         except CachedRepoTreeNotFoundError as error:
@@ -263,7 +264,7 @@ def _snapshot(model: str, revision: str | None) -> Path:
     return folder
 
 
-def _from_hub(model: str, revision: str | None) -> CheckpointSource:
+def _from_hub(model: str, revision: str | None, *, is_base: bool) -> CheckpointSource:
     import httpx2
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -277,7 +278,7 @@ def _from_hub(model: str, revision: str | None) -> CheckpointSource:
 
     offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     try:
-        folder = _snapshot(model, revision)
+        folder = _snapshot(model, revision, is_base=is_base)
     except IncompleteSnapshotError as error:
         raise SourceError(
             f"the Hugging Face hub cannot be reached{offline}, and the files in "

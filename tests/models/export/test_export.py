@@ -611,6 +611,8 @@ def test_files_that_another_library_has_cached_are_not_the_whole_model(
         SourceError, match=rf"the files in {folder} may not be all of someone/model"
     ):
         resolve("someone/model")
+    if not knows_all:
+        assert resolve("someone/model", is_base=True).folder == folder
     (folder / "modules.json").write_text("{}")
     if not knows_all:
         assert resolve("someone/model").folder == folder
