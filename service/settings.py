@@ -401,7 +401,7 @@ class AuthSettings(_Group):
     keys_file: LocalPath | None = Field(
         None,
         description="File with API keys, such as a mounted secret, as JSON in the format of "
-        "`auth.keys`",
+        "`auth.keys`; SIGHUP reads it again",
     )
 
     def all_keys(self) -> tuple[ApiKey, ...]:
