@@ -214,6 +214,13 @@ def test_key_file_without_a_key_does_not_open_the_service(tmp_path: Path) -> Non
     assert AuthSettings(keys=(api_key("encode"),), keys_file=file).all_keys()
 
 
+def test_old_and_new_key_of_a_client_may_have_its_name(tmp_path: Path) -> None:
+    file = key_file(tmp_path)
+    (old,) = json.loads(file.read_text())
+    file.write_text(json.dumps([old, {**old, "key": KEYS["debug"]}]))
+    assert [key.name for key in AuthSettings(keys_file=file).all_keys()] == ["app", "app"]
+
+
 def test_duplicate_key_is_refused(tmp_path: Path) -> None:
     auth = AuthSettings(keys=(api_key("encode"),), keys_file=key_file(tmp_path))
     with pytest.raises(ValueError, match="two API keys are equal"):
