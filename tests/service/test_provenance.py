@@ -33,7 +33,10 @@ def test_artifact_is_signed_and_verified_by_two_commands(
 
 
 def test_commands_end_with_one_sentence_and_status_1(
-    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     private, public = new_key(tmp_path, "key")
     assert main(["sign", str(copy), "--key", str(private)]) == 0
@@ -61,6 +64,9 @@ def test_commands_end_with_one_sentence_and_status_1(
         assert err.startswith(f"vitrine {arguments[0]}: ")
         assert problem in err
         assert len(err.splitlines()) == 1
+    monkeypatch.chdir(copy)
+    assert main(["bom", "."]) == 1
+    assert "in the artifact copy is not the" in capsys.readouterr().err
     (copy / SIGNATURE).unlink()
     assert main(["verify", str(copy), "--key", str(public)]) == 1
     assert "copy has no signature model.sig, which vitrine sign writes" in capsys.readouterr().err
