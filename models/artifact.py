@@ -178,8 +178,13 @@ class Artifact:
         self.verify_all()
         files = {**self.manifest.files, MANIFEST: sha256(self.path / MANIFEST)}
         content = signature_of(files, key, name)
-        (self.path / SIGNATURE).unlink(missing_ok=True)  # copies may have hard links to it
-        (self.path / SIGNATURE).write_bytes(content)
+        # Beside the old one, which stays until it is replaced, and to which copies may have links.
+        new = self.path / f"{SIGNATURE}.{os.getpid()}"
+        try:
+            new.write_bytes(content)
+            new.replace(self.path / SIGNATURE)
+        finally:
+            new.unlink(missing_ok=True)
         return key_hint(key.public_key())
 
     def _open(self, name: str) -> BufferedReader:

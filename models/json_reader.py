@@ -17,6 +17,10 @@ _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _PAIR = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
 
 
+# The end of a key. A false match is one after an escaped quote in a string.
+_KEY = re.compile(rb'"\s*:')
+
+
 class JsonError(ValueError):
     """The content is not JSON, or exceeds the limits of this module."""
 
@@ -65,6 +69,18 @@ def parse_json(content: bytes | bytearray, *, has_unique_keys: bool = False) -> 
     except ValueError as error:
         raise JsonError(str(error)) from error
     return value
+
+
+def may_repeat_keys(content: bytes | bytearray, members: int) -> bool:
+    """Return whether an object may have a duplicate key: its text has more keys than members.
+
+    Keys of objects in it, and strings with `":`, count too.
+
+    Args:
+        content: JSON text of an object.
+        members: Number of its members, as read.
+    """
+    return sum(1 for _ in _KEY.finditer(content)) > members
 
 
 def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -36,6 +36,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from models.artifact import Artifact
 from models.engines import Precision
 from models.export.sources import SourceError, content_sha256, resolve_locally
+from models.local_path import is_url
 from models.manifest import FORMAT, MANIFEST, ArtifactError
 from models.printable import printable
 
@@ -84,8 +85,10 @@ def expanded(path: object) -> object:
     """Return a path with the home directory in place of `~`, as a shell would have replaced it.
 
     Raises:
-        ValueError: The home directory is unknown.
+        ValueError: It is a URL, or the home directory is unknown.
     """
+    if isinstance(path, str) and is_url(path):
+        raise ValueError(f"{path} is a URL; give the path of a file or folder")
     if not (isinstance(path, str) and path.startswith("~")):
         return path
     try:
@@ -98,10 +101,13 @@ def absolute_if_local(name: object) -> object:
     """Return the path of a folder as absolute, so that none is mistaken for a hub id.
 
     Raises:
-        ValueError: It is empty, or the home or working directory that it begins with is unknown.
+        ValueError: It is empty or a URL, or the home or working directory that it begins with is
+            unknown.
     """
     if name == "":  # as a path, it would be the working directory
         raise ValueError("the name of the model is empty")
+    if isinstance(name, str) and is_url(name):
+        raise ValueError(f"{name} is a URL; a model is a folder, an installed package or a hub id")
     if not (isinstance(name, str) and name.startswith(".")):
         return expanded(name)
     try:

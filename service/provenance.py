@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ def sign(arguments: Sequence[str] | None = None) -> int:
     """Run `vitrine sign` and return its exit status."""
 
     def run(path: Path, key: Path) -> str:
-        artifact = Artifact.load(path.resolve())
+        artifact = _load(path)
         hint = artifact.sign(signing.read_private_key(key), artifact.path.name)
         return f"{path} is signed by the key {hint}"
 
@@ -33,7 +34,7 @@ def verify(arguments: Sequence[str] | None = None) -> int:
     """Run `vitrine verify` and return its exit status."""
 
     def run(path: Path, key: Path) -> str:
-        artifact = Artifact.load(path.resolve(), key)
+        artifact = _load(path, key)
         artifact.verify_all()
         files = len(artifact.manifest.files) + 1  # with the manifest
         return f"{path}: all {files} files are those signed by the key {artifact.signed_by}"
@@ -48,11 +49,16 @@ def bom(arguments: Sequence[str] | None = None) -> int:
     """Run `vitrine bom` and return its exit status."""
 
     def run(path: Path) -> str:
-        return json.dumps(bill_of_materials(Artifact.load(path, required_signer())), indent=2)
+        return json.dumps(bill_of_materials(_load(path, required_signer())), indent=2)
 
     parser = _parser("bom", "Print an artifact's bill of materials, in CycloneDX 1.6.")
     options = parser.parse_args(arguments)
     return _print(parser.prog, lambda: run(options.path))
+
+
+def _load(path: Path, verify: Path | None = None) -> Artifact:
+    """Return the artifact at a path, whose name is that of its folder, as of `.`."""
+    return Artifact.load(Path(os.path.realpath(path)), verify)
 
 
 def _parser(verb: str, description: str) -> argparse.ArgumentParser:

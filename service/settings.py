@@ -102,11 +102,19 @@ def _check_device(name: str) -> str:
     return name
 
 
+# OpenTelemetry's variables of files for TLS. Exports without one of them fail, one after the other.
+_TLS_FILES = [
+    f"OTEL_EXPORTER_OTLP_{signal}{file}"
+    for signal in ("", "TRACES_")
+    for file in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+]
+
 # Errors whose messages name types of Python.
 _MESSAGES = {
     "tuple_type": "Input should be a list",
     "model_type": "Input should be an object",
     "path_type": "Input should be a path",
+    "too_short": "must not be empty",
 }
 
 
@@ -381,7 +389,7 @@ class ApiKey(_Group):
 
     name: str = Field(min_length=1)
     key: Annotated[SecretStr, AfterValidator(_check_key)]
-    scopes: tuple[Scope, ...] = ("encode",)
+    scopes: Annotated[tuple[Scope, ...], Field(min_length=1)] = ("encode",)
 
 
 class AuthSettings(_Group):
@@ -393,7 +401,7 @@ class AuthSettings(_Group):
     keys_file: LocalPath | None = Field(
         None,
         description="File with API keys, such as a mounted secret, as JSON in the format of "
-        "`auth.keys`",
+        "`auth.keys`; SIGHUP reads it again",
     )
 
     def all_keys(self) -> tuple[ApiKey, ...]:
@@ -441,6 +449,7 @@ class Settings(BaseSettings):
         cli_prog_name="vitrine-serve",
         cli_hide_none_type=True,
         cli_avoid_json=True,
+        cli_parse_none_str="not set",  # the default would be a word that a user may type
         hide_input_in_errors=True,
     )
 
@@ -506,8 +515,8 @@ def traces_endpoint() -> str | None:
     """Return the URL to which OpenTelemetry's environment variables export traces; None: nowhere.
 
     Raises:
-        ValueError: A variable selects an exporter or a protocol other than OTLP over HTTP, or the
-            endpoint is not a URL.
+        ValueError: A variable selects an exporter or a protocol other than OTLP over HTTP, or a
+            certificate or key that cannot be read, or the endpoint is not a URL.
     """
     exporter = os.environ.get("OTEL_TRACES_EXPORTER") or ""
     endpoint = os.environ.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or ""
@@ -525,6 +534,9 @@ def traces_endpoint() -> str | None:
             raise ValueError(f"{name}: the only supported value is {supported}")
     if not re.match(r"https?://[^/]", endpoint):
         raise ValueError(f"{source} must be a URL, such as http://localhost:4318")
+    for name in _TLS_FILES if endpoint.startswith("https") else ():
+        if (file := os.environ.get(name)) and not os.access(file, os.R_OK):
+            raise ValueError(f"{name}: {file} cannot be read")
     return endpoint
 
 

@@ -12,6 +12,7 @@ import shlex
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -272,6 +273,35 @@ def test_path_that_is_a_url_or_empty_is_refused(
     with pytest.raises(SystemExit, match="2"):
         commands_of_vitrine.main([path if word == "PATH" else word for word in words.split()])
     expected = f"{path} is a URL; give the path of a file or folder" if path else "is empty"
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        *(
+            (words, "s3://a/b is a URL; a model is a folder, an installed package or a hub id")
+            for words in (
+                "serve URL",
+                "serve --model.path URL",
+                'serve --models.served [{"path":"URL"}]',
+                "explain a b --model URL",
+                "encode in.txt out --model URL",
+                "eval out --corpus c --known-items 2 --model URL",
+            )
+        ),
+        *(
+            (f"serve m --{name} URL", f"{name}: s3://a/b is a URL; give the path of a file or fol")
+            for name in ("models.folder", "models.cache", "models.verify", "auth.keys_file")
+        ),
+    ],
+)
+def test_model_and_path_of_a_setting_that_are_a_url_are_refused(
+    words: str, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = words.replace("URL", "s3://a/b").split()
+    with suppress(SystemExit):  # of a parser
+        assert commands_of_vitrine.main(arguments) == 2
     assert expected in capsys.readouterr().err
 
 

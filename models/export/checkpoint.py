@@ -302,7 +302,7 @@ def _network_folder(folder: ModelFolder, transformer: str) -> str:
         base, revision = lora.base_model(folder, transformer)
         try:
             is_on_hub = "/" in base and not Path(base).is_dir()
-            folder.base = resolve(base, revision if is_on_hub else None).folder
+            folder.base = resolve(base, revision if is_on_hub else None, is_base=True).folder
         except SourceError as error:
             raise CheckpointError(
                 f"the base model in {adapter} is not available: {error}"

@@ -86,13 +86,14 @@ GLINER_FOLDER = (
 )
 
 
-def resolve(model: str, revision: str | None = None) -> CheckpointSource:
+def resolve(model: str, revision: str | None = None, *, is_base: bool = False) -> CheckpointSource:
     """Return the local folder and the origin of `model`; a hub model is downloaded.
 
     Args:
         model: Path of a folder, name of an installed package, or hub id, tried in this order. A
             name with a slash is never a package.
         revision: Branch, tag or commit of a hub model; None: main.
+        is_base: Whether it is the base model of an adapter, of which config and weights suffice.
 
     Raises:
         SourceError: The model does not exist or has no safetensors, the hub cannot be reached, the
@@ -101,7 +102,7 @@ def resolve(model: str, revision: str | None = None) -> CheckpointSource:
     """
     source = resolve_locally(model)
     if source is None:
-        return _from_hub(model, revision)
+        return _from_hub(model, revision, is_base=is_base)
     if revision is not None:
         kind = source.source.partition(" ")[0]
         raise SourceError(f"--revision is for hub models; {model} is a {kind}")
@@ -128,10 +129,11 @@ def resolve_locally(model: str) -> CheckpointSource | None:
     package = None if "/" in model else _package_folder(model)
     if package is not None:
         return _from_package(model, package)
-    if model.startswith((".", "/", "~")):
+    if folder.exists() or model.startswith((".", "/", "~")):
+        problem = f"{model} is a file" if folder.exists() else f"the folder {model} does not exist"
         raise SourceError(
-            f"the folder {model} does not exist; a model is a folder, an installed package or a "
-            "hub id such as BAAI/bge-small-en-v1.5"
+            f"{problem}; a model is a folder, an installed package or a hub id such as "
+            "BAAI/bge-small-en-v1.5"
         )
     return None
 
@@ -242,20 +244,47 @@ def _from_package(name: str, folder: Path) -> CheckpointSource:
     return CheckpointSource(folder, pinned.name, f"package {canonical}", version)
 
 
-def _from_hub(model: str, revision: str | None) -> CheckpointSource:
+def _snapshot(model: str, revision: str | None, *, is_base: bool) -> Path:
+    """Return the folder of a hub model's files, downloaded or cached.
+
+    Raises:
+        IncompleteSnapshotError: The hub cannot be reached, and files may be missing from the cache:
+            without the hub's list they can be those alone that transformers has loaded.
+        Exception: Any other error of `snapshot_download`.
+    """
+    from huggingface_hub import get_cached_repo_tree, snapshot_download
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError, IncompleteSnapshotError
+
+    folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+    if not is_base and not (folder / "modules.json").exists():
+        try:
+            get_cached_repo_tree(model, revision=folder.name, cache_dir=folder.parents[2])
+        except CachedRepoTreeNotFoundError as error:
+            raise IncompleteSnapshotError(str(error), str(folder)) from error
+    return folder
+
+
+def _from_hub(model: str, revision: str | None, *, is_base: bool) -> CheckpointSource:
     import httpx2
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
         HFValidationError,
+        IncompleteSnapshotError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
 
+    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
     try:
-        folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+        folder = _snapshot(model, revision, is_base=is_base)
+    except IncompleteSnapshotError as error:
+        raise SourceError(
+            f"the Hugging Face hub cannot be reached{offline}, and the files in "
+            f"{error.snapshot_path} may not be all of {model}. Allow access to the hub, or name "
+            "that folder, if it is complete"
+        ) from error
     except HFValidationError as error:
         raise SourceError(
             f"{model} is neither a folder, nor an installed package, nor a valid hub id"
@@ -281,7 +310,6 @@ def _from_hub(model: str, revision: str | None) -> CheckpointSource:
                 if status in (401, 403)
                 else f"the hub fails with status {status}: try again later"
             ) from error
-        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise SourceError(
             f"{model} is neither a folder nor an installed package, and the Hugging Face hub "
             f"cannot be reached{offline}. Allow access to the hub, or run vitrine-export {model} "

@@ -1,7 +1,6 @@
 """Request bodies: reading, decompression, parsing and validation."""
 
 import asyncio
-import re
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 
-from models.json_reader import JsonError, check_depth, parse_json
+from models.json_reader import JsonError, check_depth, may_repeat_keys, parse_json
 from service.api.body_budget import FREE_BYTES
 from service.api.errors import BodyTimeout, Malformed, UnsupportedMedia
 from service.api.headers import header
@@ -34,9 +33,6 @@ _GZIP_WBITS = 16 + zlib.MAX_WBITS
 _MAX_ERRORS = 10_000
 # Names of union members that are objects, and have no `type`. No other object has such a field.
 _OBJECT_TAGS = ("object", "fields", "deletion", "terms")
-# Matches the end of an object key in JSON text. A false match, after an escaped quote in a string,
-# only costs a second parse.
-_KEY = re.compile(rb'"\s*:')
 
 
 async def read_inputs(
@@ -155,9 +151,8 @@ def _parse(body: bytes | bytearray) -> dict[str, Any]:
         parsed = orjson.loads(body)
         if not isinstance(parsed, dict):
             raise InvalidInput("the body must be a JSON object", pointer="")  # the whole document
-        # orjson keeps the last of duplicate keys, while another parser may keep the first. The slow
-        # check is needed only if the body has more keys than the outer object has members.
-        if sum(1 for _ in _KEY.finditer(body)) > len(parsed):
+        # orjson keeps the last of duplicate keys, while another parser may keep the first.
+        if may_repeat_keys(body, len(parsed)):
             parse_json(body, has_unique_keys=True)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error.msg}, at character {error.pos}") from None
@@ -251,8 +246,6 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
         message = f"unknown type; allowed types: {first['ctx']['expected_tags']}"
     elif first["type"] in ("model_type", "model_attributes_type", "dataclass_type"):
         message = "Input should be an object; see /docs for its fields"
-    elif first["type"] == "path_type":
-        message = "Input should be a path"
     return InvalidInput(
         message,
         index=indices[0] if has_index else None,

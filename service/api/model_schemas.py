@@ -231,8 +231,8 @@ class EvalCondition(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    folder: Path = Field(
-        strict=False,
+    folder: str = Field(
+        min_length=1,  # as a path, "" would be the working directory
         description="Output of `vitrine eval --against` of the new version, in place of the served "
         "one, on the machine of the service",
     )
@@ -255,8 +255,8 @@ class LoadRequest(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
-    path: Path = Field(
-        strict=False,
+    path: str = Field(
+        min_length=1,  # as a path, "" would be the working directory
         description="Folder of an artifact written by vitrine-export, on the machine of the "
         "service",
     )

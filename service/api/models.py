@@ -4,6 +4,7 @@ import asyncio
 import re
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from fastapi import APIRouter, Request, Response
 
@@ -34,7 +35,7 @@ from service.api.state import AppState, State
 from service.evaluation.gate import MeasureChange, check_evaluation
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.model import Model
-from service.inference.registry.model_names import name_problem
+from service.inference.registry.model_names import NameConflict, name_problem
 from service.inference.registry.served_models import ModelSpec
 from service.inference.registry.shadow import compare_versions
 
@@ -148,7 +149,7 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     options = state.settings.model_options() if served is None else served.options
     aliases = () if served is None else served.aliases
     spec = ModelSpec(
-        path=body.path,
+        path=Path(body.path),
         aliases=aliases if body.aliases is None else tuple(body.aliases),
         options=replace(
             options,
@@ -162,13 +163,18 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     try:
         loading = state.registry.load(spec, check, allow_incompatible=body.allow_incompatible)
         model, previous = await within(request, state.settings.limits.request_s, loading)
+    # Error responses never repeat text of the request.
+    except NameConflict as error:
+        names = body.aliases or []
+        raise InvalidInput(
+            str(error).replace(repr(error.name), "of this request"),
+            pointer=f"/aliases/{names.index(error.name)}" if error.name in names else None,
+        ) from None
     except (ArtifactError, EngineError, ValueError, OSError) as error:
-        # Error responses never repeat text of the request.
-        detail = str(error).replace(f"the artifact {body.path.name}".rstrip(), "the artifact")
+        detail = str(error).replace(f"the artifact {spec.path.name}".rstrip(), "the artifact")
         # At the start or quoted: elsewhere "." is not the path.
-        detail = re.sub(rf"(^|['\"]){re.escape(str(body.path))}", r"\1the path", detail)
-        for alias in (name, *spec.aliases):
-            detail = detail.replace(repr(alias), "of this request")
+        detail = re.sub(rf"(^|['\"]){re.escape(str(spec.path))}", r"\1the path", detail)
+        detail = detail.replace(repr(name), "of this request")
         raise InvalidInput(detail, code="invalid_artifact", pointer="/path") from None
     return LoadResponse(
         model=model.name,
@@ -206,7 +212,7 @@ async def _compare(body: LoadRequest, compared: _Compared, served: Model, new: M
     if (condition := body.eval) is not None:
         compared.eval = await asyncio.to_thread(
             check_evaluation,
-            *(condition.folder, served.identity, new.identity),
+            *(Path(condition.folder), served.identity, new.identity),
             *(condition.measure, condition.max_drop),
         )
     if not body.texts:

@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.api.http_protocol import BoundedReads
+from service.api.keys import KeyRing
 from service.api.state import AppState
 from service.settings import ServerSettings
 
@@ -33,8 +34,8 @@ class Server(uvicorn.Server):
     After SIGTERM, /readyz returns 503 and requests are still served for `drain_s` seconds, in which
     load balancers remove the replica. Then the port closes, and requests in flight have `grace_s`
     seconds to finish. After SIGINT, the port closes immediately. A second signal terminates the
-    process immediately, with status 1. After SIGHUP, changed artifacts are loaded. After SIGUSR1,
-    the state of the process is logged.
+    process immediately, with status 1. After SIGHUP, the keys file is read again, and changed
+    artifacts are loaded. After SIGUSR1, the state of the process is logged.
 
     Args:
         app: The application.
@@ -108,12 +109,16 @@ class Server(uvicorn.Server):
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop, number)
-        loop.add_signal_handler(signal.SIGHUP, self._scan)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR1, self._log_state)
         yield
 
-    def _scan(self) -> None:
-        log.info("SIGHUP: looking for changed artifacts")
+    def _reload(self) -> None:
+        log.info("SIGHUP: reading API keys, and looking for changed artifacts")
+        try:
+            self._state.keys = KeyRing(self._state.settings.auth.all_keys())
+        except (OSError, ValueError) as error:
+            log.error("the API keys stay as they were: %s", error)
         self._scanning = asyncio.ensure_future(self._state.watch.scan())
 
     def _stop(self, number: signal.Signals) -> None:

@@ -18,7 +18,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.json_reader import check_depth, parse_json
+from models.json_reader import check_depth, may_repeat_keys, parse_json
 from service.bulk.options import InputFormat
 
 # Maximum size of a block, in records and in bytes of text; a single record may be larger.
@@ -349,12 +349,13 @@ def _json_object(line: bytes) -> dict[str, object]:
     check_depth(_check(line))
     try:
         record = orjson.loads(line)
-        if _LONG_NUMBER.search(line):  # orjson reads integers beyond 64 bits as floats
-            record = parse_json(line)
     except orjson.JSONDecodeError as error:
         raise ValueError(f"the record is not JSON: {error.msg}, at character {error.pos}") from None
     if not isinstance(record, dict):
         raise ValueError("the record is not a JSON object")
+    # orjson keeps the last of duplicate keys, and reads integers beyond 64 bits as floats.
+    if may_repeat_keys(line, len(record)) or _LONG_NUMBER.search(line):
+        return cast(dict[str, object], parse_json(line, has_unique_keys=True))
     return record
 
 

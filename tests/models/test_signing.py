@@ -1,6 +1,7 @@
 """Signatures of artifacts, compared in both directions with the package model-signing."""
 
 import base64
+import errno
 import hashlib
 import json
 import shutil
@@ -73,6 +74,22 @@ def sign_folder(folder: Path, private: Path) -> str:
 def check(folder: Path, public: Path) -> None:
     """Verify an artifact as a start does: its signature first, then its files."""
     Artifact.load(folder, public).verify_all()
+
+
+def test_signature_that_cannot_be_written_leaves_the_old_one(
+    signed: Path, key: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill_the_disk(file: Path, content: bytes) -> int:
+        with file.open("wb") as stream:
+            stream.write(content[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    before = (signed / SIGNATURE).read_bytes()
+    monkeypatch.setattr(Path, "write_bytes", fill_the_disk)
+    with pytest.raises(OSError, match="No space left on device"):
+        sign_folder(signed, key[0])
+    assert (signed / SIGNATURE).read_bytes() == before
+    check(signed, key[1])  # which refuses other files
 
 
 def edit_bundle(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from models.artifact import Artifact, sha256
 from models.manifest import ArtifactError
 from service.check import check
 from service.inference.model.opening import ModelOptions, open_model
-from service.serve_command import main
+from service.serve_command import main, parse
 from service.settings import (
     DebugSettings,
     EngineSettings,
@@ -101,6 +102,13 @@ def test_empty_value_of_any_setting_is_refused_by_name(
 def test_empty_name_of_a_host_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--check", "--server.hosts", '["a", "", "b"]']) == 2
     assert capsys.readouterr().err.startswith("vitrine-serve: server.hosts.1: String should have")
+
+
+@pytest.mark.parametrize("word", ["None", "null", "none"])
+def test_word_for_nothing_is_a_word_like_others(word: str) -> None:
+    names = ("model.name", "models.default", "models.verify", "auth.keys_file")
+    settings, _ = parse([f"--{name}={word}" for name in names])
+    assert [attrgetter(name)(settings) for name in names] == [word, word, Path(word), Path(word)]
 
 
 def test_check_names_an_invalid_setting(small_artifact: Artifact) -> None:

@@ -33,7 +33,10 @@ def test_artifact_is_signed_and_verified_by_two_commands(
 
 
 def test_commands_end_with_one_sentence_and_status_1(
-    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    copy: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     private, public = new_key(tmp_path, "key")
     assert main(["sign", str(copy), "--key", str(private)]) == 0
@@ -41,6 +44,8 @@ def test_commands_end_with_one_sentence_and_status_1(
     content = file.read_bytes()
     file.unlink()  # a hard link
     file.write_bytes(content[:-1])
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
     for arguments, problem in (
         (["verify", copy, "--key", public], "source/config.json in the artifact copy is not the"),
         (["sign", copy, "--key", private], "source/config.json in the artifact copy is not the"),
@@ -49,6 +54,8 @@ def test_commands_end_with_one_sentence_and_status_1(
         (["verify", copy, "--key", private], "key.pem is not one public key or one certificate"),
         (["verify", copy, "--key", tmp_path / "none"], "none cannot be read: No such file"),
         (["bom", tmp_path], "is not an artifact: it has no manifest.json"),
+        (["sign", circle, "--key", private], "circle is not an artifact: it has no manifest.json"),
+        (["verify", circle, "--key", public], "circle is not an artifact: it has no manifest.js"),
     ):
         capsys.readouterr()
         assert main([*map(str, arguments)]) == 1
@@ -57,6 +64,9 @@ def test_commands_end_with_one_sentence_and_status_1(
         assert err.startswith(f"vitrine {arguments[0]}: ")
         assert problem in err
         assert len(err.splitlines()) == 1
+    monkeypatch.chdir(copy)
+    assert main(["bom", "."]) == 1
+    assert "in the artifact copy is not the" in capsys.readouterr().err
     (copy / SIGNATURE).unlink()
     assert main(["verify", str(copy), "--key", str(public)]) == 1
     assert "copy has no signature model.sig, which vitrine sign writes" in capsys.readouterr().err

@@ -38,7 +38,7 @@ Name = Annotated[str, StringConstraints(max_length=256)]
 
 
 class CompatDocument(BaseModel):
-    """A document with its text; other fields are returned unchanged."""
+    """A document with its text; other fields are returned, integers beyond 64 bits as floats."""
 
     model_config = ConfigDict(strict=True, extra="allow", frozen=True)
 

@@ -42,6 +42,7 @@ from service.inference.errors import (
     UnknownModel,
     VitrineError,
 )
+from service.inference.registry.model_names import NameConflict
 
 router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 
@@ -159,14 +160,15 @@ def check_name(name: str) -> None:
     """Check a name or alias of a model, whose routes are under /tei/{name}.
 
     Raises:
-        ValueError: The path /tei/{name} would be that of a route of the default model, or of a
+        NameConflict: The path /tei/{name} would be that of a route of the default model, or of a
             model whose name is the part before the last slash.
     """
     if name.rpartition("/")[2] in _ROUTE_NAMES:
         routes = ", ".join(sorted(_ROUTE_NAMES - {""}))
-        raise ValueError(
+        raise NameConflict(
+            name,
             f"the name {name!r} is ambiguous in paths under /tei: the last part of a name must not "
-            f"be empty, nor be {routes}"
+            f"be empty, nor be {routes}",
         )
 
 

@@ -7,6 +7,19 @@ headers and responses.
 MAX_CHARS = 256
 
 
+class NameConflict(ValueError):
+    """A name or alias is that of something else.
+
+    Args:
+        name: The name or alias.
+        message: The problem, with the `repr` of the name.
+    """
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 def name_problem(name: str) -> str | None:
     """Return why a text cannot be the name or alias of a model, as "must ..."; None if it can be.
 

@@ -24,7 +24,7 @@ from service.inference.errors import InvalidInput, NotReady, UnknownModel
 from service.inference.model.model import Model
 from service.inference.registry.compatibility import check_replacement
 from service.inference.registry.memory import ModelMemory
-from service.inference.registry.model_names import check_name
+from service.inference.registry.model_names import NameConflict, check_name
 from service.inference.registry.model_version import Lease
 from service.inference.registry.served_models import (
     ModelSpec,
@@ -119,8 +119,8 @@ class ModelRegistry:
         Raises:
             ArtifactError: An artifact is incomplete or invalid.
             EngineError: An engine is unknown or unavailable on this machine.
-            ValueError: A name or alias is invalid, refused by `check_path` or that of two models,
-                the default model is unknown, or a model exceeds the memory budget.
+            ValueError: A name or alias is invalid, refused by `check_path`, that of two models or
+                given twice, the default model is unknown, or a model exceeds the memory budget.
         """
         names = []
         for spec in specs:
@@ -268,8 +268,9 @@ class ModelRegistry:
             EngineError: The engine is unavailable, or fails the self-check.
             InvalidInput: The new version is incompatible with the served one.
             NotReady: The registry is closed.
-            ValueError: The name or an alias is invalid or refused by `check_path`, an alias is the
-                name or alias of another model, or the model exceeds the memory budget.
+            NameConflict: An alias is the name or alias of another model, or is given twice.
+            ValueError: The name or an alias is invalid or refused by `check_path`, or the model
+                exceeds the memory budget.
             Exception: Any error of `check`.
         """
         async with self._changing:
@@ -428,7 +429,11 @@ class ModelRegistry:
             check_name(alias)
             self._check_path(alias)
             if self._names.get(alias, name) != name:
-                raise ValueError(f"two models have the name {alias!r}; every name must be unique")
+                raise NameConflict(
+                    alias, f"two models have the name {alias!r}; every name must be unique"
+                )
+            if spec.aliases.count(alias) > 1:
+                raise NameConflict(alias, f"a model has the alias {alias!r} twice")
         self._memory.check_size(name, size)
         if name not in self._model_metrics:
             self._model_metrics[name] = ModelMetrics(self._metrics, name)

@@ -4,6 +4,7 @@ import sys
 import weakref
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -14,6 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from huggingface_hub import hf_hub_download, snapshot_download
 from onnxruntime.quantization import quantize_dynamic
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -33,6 +35,7 @@ from models.manifest import TABLE_ENGINE, ArtifactError
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import INPUT_NAMES, pack
 from tests.conftest import FamilyArtifact
+from tests.hub import serving_hub
 from tests.models.checkpoints import (
     CONFIGS,
     save_checkpoint,
@@ -555,9 +558,16 @@ def test_hub_names_decide_as_in_sentence_transformers_whether_pooling_includes_p
 
 
 def test_unresolvable_source_error_names_the_places_searched(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("{}")
+    for name in ("file", "./file", str(tmp_path / "file")):
+        with pytest.raises(
+            SourceError, match=rf"{name} is a file; a model is a folder, an installed"
+        ):
+            resolve(name)
     with pytest.raises(SourceError, match="is neither a folder nor an installed package, and the"):
         resolve("someone/no-such-model")
     with pytest.raises(SourceError, match=r"the folder ./nothing does not exist"):
@@ -581,10 +591,38 @@ def test_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("knows_all", [False, True])
+def test_files_that_another_library_has_cached_are_not_the_whole_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows_all: bool
+) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors", "modules.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    with serving_hub() as hub:
+        commit = hub.add("someone/model", tmp_path / "model")
+        place: Any = {"endpoint": hub.url, "cache_dir": tmp_path / "hub"}
+        if knows_all:
+            snapshot_download("someone/model", allow_patterns="config.json", **place)
+        for name in ("config.json", "model.safetensors"):  # as transformers does
+            hf_hub_download("someone/model", name, **place)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", partial(snapshot_download, **place))
+    folder = tmp_path / "hub/models--someone--model/snapshots" / commit
+    with pytest.raises(
+        SourceError, match=rf"the files in {folder} may not be all of someone/model"
+    ):
+        resolve("someone/model")
+    if not knows_all:
+        assert resolve("someone/model", is_base=True).folder == folder
+    (folder / "modules.json").write_text("{}")
+    if not knows_all:
+        assert resolve("someone/model").folder == folder
+
+
 def test_hub_model_without_safetensors_is_rejected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.get_cached_repo_tree", lambda *_, **__: [])
     with pytest.raises(SourceError, match=r"has no safetensors on the hub; pickles"):
         resolve("someone/model")

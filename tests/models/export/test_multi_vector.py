@@ -175,6 +175,7 @@ def test_hub_model_of_an_older_layout_has_all_its_settings(
         return str(downloads)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    monkeypatch.setattr("huggingface_hub.get_cached_repo_tree", lambda *_, **__: [])
     assert load(resolve("someone/colbert").folder)[1].multi == load(folder)[1].multi
 
 

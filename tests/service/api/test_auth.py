@@ -1,17 +1,22 @@
 import json
 import logging
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+import httpx2
 import pytest
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
 from service.app import create_app
 from service.settings import ApiKey, AuthSettings, Scope, Settings
-from tests.serving import flat_routes, serving
+from tests.eventually import eventually
+from tests.serving import PATIENCE_S, flat_routes, lines_until, process, serving
 
 KEYS: dict[Scope, str] = {
     "encode": "encode-key-0123456789",
@@ -194,6 +199,7 @@ def test_error_of_a_key_file_names_types_of_json(tmp_path: Path) -> None:
     for content, problem in (
         ("{}", "keys: Input should be a list"),
         ("[1]", "0: Input should be an"),
+        (f'[{{"name": "a", "key": "{KEYS["encode"]}", "scopes": []}}]', "0.scopes: must not be em"),
     ):
         file.write_text(content)
         with pytest.raises(ValueError, match=rf"keys.json: {problem}"):
@@ -208,7 +214,46 @@ def test_key_file_without_a_key_does_not_open_the_service(tmp_path: Path) -> Non
     assert AuthSettings(keys=(api_key("encode"),), keys_file=file).all_keys()
 
 
+def test_old_and_new_key_of_a_client_may_have_its_name(tmp_path: Path) -> None:
+    file = key_file(tmp_path)
+    (old,) = json.loads(file.read_text())
+    file.write_text(json.dumps([old, {**old, "key": KEYS["debug"]}]))
+    assert [key.name for key in AuthSettings(keys_file=file).all_keys()] == ["app", "app"]
+
+
 def test_duplicate_key_is_refused(tmp_path: Path) -> None:
     auth = AuthSettings(keys=(api_key("encode"),), keys_file=key_file(tmp_path))
     with pytest.raises(ValueError, match="two API keys are equal"):
         auth.all_keys()
+
+
+@pytest.mark.slow
+def test_sighup_reads_the_key_file_again_and_keeps_the_keys_if_it_is_invalid(
+    small_artifact: Artifact, tmp_path: Path
+) -> None:
+    file = key_file(tmp_path)
+    settings = {
+        "VITRINE_MODEL__PATH": str(small_artifact.path),
+        "VITRINE_AUTH__KEYS_FILE": str(file),
+    }
+    with process(**settings) as started:
+        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+
+        def statuses() -> list[int]:
+            """Of the key in the first file, and of that in the second."""
+            headers = [{"X-API-Key": KEYS[scope]} for scope in ("encode", "debug")]
+            responses = (
+                httpx2.get(f"{url}/info", headers=own, timeout=PATIENCE_S) for own in headers
+            )
+            return [response.status_code for response in responses]
+
+        assert statuses() == [200, 401]
+        key_file(tmp_path, key=KEYS["debug"])
+        os.kill(started.pid, signal.SIGHUP)
+        eventually(lambda: statuses() == [401, 200])
+        file.write_text("[]")
+        os.kill(started.pid, signal.SIGHUP)
+        lines_until(
+            started, f"the API keys stay as they were: auth.keys_file: {file} has no API key"
+        )
+        assert statuses() == [401, 200]

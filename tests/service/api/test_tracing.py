@@ -654,6 +654,15 @@ def test_missing_extra_stops_the_start_and_is_named(small_artifact: Artifact) ->
             {"OTEL_TRACES_EXPORTER": "otlp", "OTEL_BSP_MAX_QUEUE_SIZE": "-1"},
             r"a variable OTEL_BSP_\* is invalid: max_queue_size must be",
         ),
+        *(
+            (
+                {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://127.0.0.1:1", name: "/nowhere"},
+                f"{name}: /nowhere cannot be read",
+            )
+            for kind in ("", "TRACES_")
+            for file in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
+            for name in (f"OTEL_EXPORTER_OTLP_{kind}{file}",)
+        ),
     ],
 )
 def test_unsupported_variable_stops_the_start(

@@ -161,6 +161,19 @@ def test_invalid_records_have_errors_and_the_others_are_read(tmp_path: Path) -> 
     }
 
 
+def test_duplicate_key_of_json_is_an_error_of_its_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(
+        '{"text": "one", "text": "two"}\n{"text": "x", "more": [{"a": 1, "a": 2}]}\n'
+        '{"text": "\\"a\\": 1", "more": {"text": "y"}}\n'
+    )
+    assert texts(open_source(options(path), "dense")) == {
+        0: "line 1: an object has a duplicate key",
+        1: "line 2: an object has a duplicate key",
+        2: '"a": 1',
+    }
+
+
 def test_invalid_utf8_is_an_error_of_its_record_in_every_format(tmp_path: Path) -> None:
     message = "the record is not valid UTF-8"
     (tmp_path / "a.txt").write_bytes(b"one\n\xff\xfe\nthree\n")

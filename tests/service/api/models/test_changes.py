@@ -93,11 +93,12 @@ def test_names_that_are_ambiguous_under_tei_are_refused(
     one: TestClient, other_artifact: Artifact, name: str
 ) -> None:
     body = {"path": str(other_artifact.path)}
-    for response in (
-        one.post(f"/models/{name}", json=body),
-        one.post("/models/dogs", json=body | {"aliases": [name]}),
+    for response, pointer in (
+        (one.post(f"/models/{name}", json=body), None),
+        (one.post("/models/dogs", json=body | {"aliases": ["hounds", name]}), "/aliases/1"),
     ):
-        assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
+        assert (response.status_code, response.json()["code"]) == (422, "invalid")
+        assert response.json().get("pointer") == pointer
         assert response.json()["detail"].startswith(
             "the name of this request is ambiguous in paths under /tei: the last part of a name"
         )
@@ -138,10 +139,27 @@ def test_invalid_text_of_a_comparison_is_named(
 def test_path_of_another_type_is_refused_without_the_name_of_a_class(one: TestClient) -> None:
     response = one.post("/models/dogs", json={"path": 5})
     assert (response.status_code, response.json()["pointer"]) == (422, "/path")
-    assert response.json()["detail"] == "Input should be a path"
+    assert response.json()["detail"] == "Input should be a valid string"
 
 
-@pytest.mark.parametrize("path", ["", ".", "is"])
+@pytest.mark.parametrize(
+    ("body", "pointer"),
+    [({"path": ""}, "/path"), ({"path": "is", "eval": {"folder": ""}}, "/eval/folder")],
+)
+def test_empty_path_is_not_the_working_directory(
+    one: TestClient,
+    small_artifact: Artifact,
+    monkeypatch: pytest.MonkeyPatch,
+    body: dict[str, Any],
+    pointer: str,
+) -> None:
+    monkeypatch.chdir(small_artifact.path)
+    problem = one.post("/models/dogs", json=body).json()
+    assert (problem["code"], problem["pointer"]) == ("invalid", pointer)
+    assert problem["detail"] == "String should have at least 1 character"
+
+
+@pytest.mark.parametrize("path", [" ", ".", "is"])
 def test_path_without_an_artifact_is_not_repeated(
     one: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
@@ -339,13 +357,22 @@ def test_alias_of_another_model_is_refused_without_repeating_it(
     one: TestClient, other_artifact: Artifact
 ) -> None:
     name = one.get("/info").json()["model"]
-    body = {"path": str(other_artifact.path), "aliases": [name]}
+    body = {"path": str(other_artifact.path), "aliases": ["hounds", name]}
     response = one.post("/models/another", json=body)
-    assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
+    assert (response.status_code, response.json()["code"]) == (422, "invalid")
+    assert response.json()["pointer"] == "/aliases/1"
     assert (
         response.json()["detail"]
         == "two models have the name of this request; every name must be unique"
     )
+
+
+def test_alias_that_a_model_has_twice_is_refused(one: TestClient, other_artifact: Artifact) -> None:
+    body = {"path": str(other_artifact.path), "aliases": ["dogs", "hounds", "hounds"]}
+    response = one.post("/models/dogs", json=body)
+    assert (response.status_code, response.json()["code"]) == (422, "invalid")
+    assert response.json()["pointer"] == "/aliases/1"
+    assert response.json()["detail"] == "a model has the alias of this request twice"
 
 
 def test_model_beyond_the_memory_budget_is_refused_without_repeating_its_name(

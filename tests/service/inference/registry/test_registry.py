@@ -71,6 +71,7 @@ async def test_default_may_be_an_alias(small_artifact: Artifact) -> None:
         ((("a",), ("a",)), None, "two models have the name 'a'"),
         ((("a",), ("b", "a")), None, "two models have the name 'a'"),
         ((("a", "x"), ("b", "x")), None, "two models have the name 'x'"),
+        ((("a", "x", "x"),), None, "a model has the alias 'x' twice"),
         ((("a",), ("b",)), "c", "the default model 'c' is not a served model"),
     ],
 )
