@@ -4,7 +4,7 @@ Pickles are never read, and paths that point outside the folder are rejected. Th
 that were read are recorded.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -238,6 +238,12 @@ def check_defaults(
             raise CheckpointError(
                 f"{source}: {name} is {config[name]!r}; only {value!r} is supported"
             )
+
+
+def check_known(config: Mapping[str, object], known: Collection[str], source: str) -> None:
+    """Raise CheckpointError if the file `source` has a field that is not among the known ones."""
+    if unknown := config.keys() - {*known}:
+        raise CheckpointError(f"{source}: {min(unknown)} is not supported")
 
 
 def check_required(config: Mapping[str, Any], required: Mapping[str, Any], name: str) -> None:
