@@ -86,14 +86,26 @@ _MARKS = ("first mark", "second mark", "third mark")
 # Texts in chat templates for messages whose content is a list of parts. Source: `_infer_format` in
 # sentence_transformers/base/modality.py
 _SIGNS_OF_PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
-# Instructions, queries and documents that a template must render unchanged.
-_PROBES = (
-    ("a", "", ""),
-    (" a \n", "\tb  ", " c\n\n"),
-    ("<a>&'\"", "</think>\n<think>b", "<tool_response>c</tool_response>"),
-    ("{{ a }}", "{% b %}", "naïve 日本 🎉 \\n"),
-    ("a" * 3000, "b " * 3000, "C" * 3000),
+# Texts that a template must render unchanged as instruction, query and document: white space, all
+# of ASCII, markup, a link, and lengths up to what a row can have.
+_TEXTS = (
+    "a",
+    "",
+    " a \n",
+    "\tb  ",
+    " c\n\n",
+    "one...\r\n  two\n\tthree",
+    "".join(map(chr, range(32, 127))),
+    "<a>&'\"",
+    "</think>\n<think>b",
+    "<tool_response>c</tool_response>",
+    "{{ a }} {% b %} {# c #}",
+    "naïve 日本\u00a0\u200b🎉 \\n",
+    "https://a.example/b",
+    "a" * 3000,
+    "b " * 2**15,
 )
+_PROBES = tuple(zip(_TEXTS, _TEXTS[1:] + _TEXTS[:1], _TEXTS[2:] + _TEXTS[:2], strict=True))
 
 # Limits of rendering a chat template with all probes, which takes milliseconds. The time of a
 # process that waits for a CPU does not count as time of a CPU.
@@ -261,18 +273,18 @@ def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # no
     probes = [
         (own, query, document)
         for instruction, query, document in (_MARKS, *_PROBES)
-        for own in (instruction, None)
+        for own in (instruction or None, None)
     ]
-    texts = _render(tokenizer, [messages(*probe) for probe in probes])
-    template = _parts(texts[0], texts[1], special)
-    for (instruction, query, document), rendered in zip(probes[2:], texts[2:], strict=True):
+    first, second, *others = _render(tokenizer, [messages(*probe) for probe in probes])
+    template = _parts(first, second, special)
+    for (instruction, query, document), rendered in zip(probes[2:], others, strict=True):
         body = "".join(template.body(query, document, instruction or ""))
         pieces = (template.prefix, body, template.suffix)
         if rendered != "".join(pieces):
             raise CheckpointError("does not render all texts unchanged between fixed texts")
         with text_failures("has a text on which the tokenizer fails"):
-            ids = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
-        whole, *apart = ids
+            texts = [rendered, *pieces]
+            whole, *apart = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         if whole != [token for part in apart for token in part]:
             raise CheckpointError("has a token that spans the border of a pair's texts")
     return template
