@@ -26,7 +26,15 @@ from models.export.families import (
     TensorPart,
     Tensors,
 )
-from models.export.model_folder import BASE, WEIGHTS, CheckpointError, ModelFolder, classes_of, join
+from models.export.model_folder import (
+    BASE,
+    WEIGHTS,
+    CheckpointError,
+    ModelFolder,
+    check_required,
+    classes_of,
+    join,
+)
 from models.export.modules import (
     DenseConfig,
     HeadConfig,
@@ -404,11 +412,7 @@ def _family(model_type: str, classes: Sequence[str]) -> Family:
 
 def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
     """Raise CheckpointError if config.json selects a variant that the family does not support."""
-    for key, expected in family.required.items():
-        # In these fields, an empty object, zero, false and null are equivalent.
-        actual = config.get(key, expected)
-        if actual != expected and (actual or expected):
-            raise CheckpointError(f"{name}: {key} is {actual!r}; only {expected!r} is supported")
+    check_required(config, family.required, name)
     if config.get("quantization_config"):
         raise CheckpointError(
             f"{name} has a quantization_config; export the model from its unquantized weights"

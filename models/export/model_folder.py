@@ -249,6 +249,8 @@ def check_known(config: Mapping[str, object], known: Collection[str], source: st
 def check_required(config: Mapping[str, Any], required: Mapping[str, Any], name: str) -> None:
     """Raise CheckpointError if a field of config.json has another value than the supported one.
 
+    An empty object, an empty text, zero, false and null are equivalent.
+
     Args:
         config: Content of config.json.
         required: Supported values by field, which are those of absent fields too.
@@ -256,7 +258,7 @@ def check_required(config: Mapping[str, Any], required: Mapping[str, Any], name:
     """
     for field, expected in required.items():
         actual = config.get(field, expected)
-        if actual != expected:
+        if actual != expected and (actual or expected):
             raise CheckpointError(f"{name}: {field} is {actual!r}; only {expected!r} is supported")
 
 
