@@ -18,7 +18,7 @@ import vitrine
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError, ModelFolder
-from models.export.sentence_config import SentenceConfig
+from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import resolve
 from models.export.tokenizer_file import read_tokenizer, tokenizer_of_source
 from models.export.transformers_tokenizer import load_tokenizer, read_settings
@@ -597,6 +597,23 @@ def test_prompt_that_ends_in_a_special_token_of_one_file_alone_is_refused(tmp_pa
     message = "the prompt 'query' ends in '<|im_start|>', a special token in tokenizer.json alone"
     with pytest.raises(CheckpointError, match=re.escape(message)):
         export(resolve(str(tmp_path)), tmp_path / "artifact")
+
+
+def test_prompt_that_leaves_no_room_for_a_text_is_refused(tmp_path: Path) -> None:
+    """All texts have one vector, so that int8 and quantised vectors find every neighbour."""
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    prompts = {"fits": "w5 " * 21, "long": "w5 " * 22}
+    encoder = SentenceTransformer(str(tmp_path), device="cpu", prompts=prompts)
+    for name, count in (("fits", 2), ("long", 1)):
+        vectors = encoder.encode(["w7", "w9 w40"], prompt_name=name)
+        assert len(np.unique(vectors, axis=0)) == count
+    config = load(tmp_path, Overrides(prompts={"fits": prompts["fits"]}))[1]
+    read_tokenizer(ModelFolder(tmp_path), config, 60)
+    config = load(tmp_path, Overrides(prompts=prompts))[1]
+    with pytest.raises(CheckpointError, match="the prompt 'long' leaves no room for a text within"):
+        read_tokenizer(ModelFolder(tmp_path), config, 60)
+    read_tokenizer(ModelFolder(tmp_path), replace(config, truncation_side="left"), 60)
 
 
 def test_tokenizer_that_fails_on_a_prompt_is_refused(tmp_path: Path) -> None:
