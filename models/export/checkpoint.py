@@ -177,7 +177,8 @@ def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
     if not is_same:
         raise CheckpointError(
             f"the checkpoint: {name} must equal the tensor of shape {tuple(expected.shape)} that "
-            "the network computes instead of loading it; other values are not supported"
+            "the network computes instead of loading it; other values, such as those rounded to "
+            "bfloat16, are not supported"
         )
 
 
