@@ -200,6 +200,11 @@ def _strings(value: object) -> Iterator[str]:
 def _check_ids(tokenizer: Tokenizer, vocab_size: int) -> None:
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     for template in (tokenizer.encode(""), tokenizer.encode("", "")):
+        if len(template.tokens) != len(template.ids):
+            raise CheckpointError(
+                f"{TOKENIZER}: the post_processor has another number of special tokens than of "
+                "their ids"
+            )
         vocabulary |= dict(zip(template.tokens, template.ids, strict=True))
     token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
     if largest >= vocab_size:

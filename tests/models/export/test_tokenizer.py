@@ -554,6 +554,17 @@ def test_tokenizer_with_ids_beyond_the_vocabulary_is_rejected(tmp_path: Path) ->
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 59)
 
 
+def test_special_tokens_with_another_number_of_ids_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["post_processor"]["special_tokens"]["[SEP]"]["tokens"] = []
+    write_json(tmp_path / "tokenizer.json", content)
+    message = "the post_processor has another number of special tokens than of their ids"
+    with pytest.raises(CheckpointError, match=message):
+        export(resolve(str(tmp_path)), tmp_path / "artifact")
+
+
 def save_without_pooled_prompts(folder: Path, family: str, prompts: dict[str, str]) -> None:
     """Save a mean-pooled model that pools no prompts; its tokenizer adds no token at the end."""
     size = 60
