@@ -52,6 +52,11 @@ def read_settings(folder: ModelFolder, subfolder: str, model_type: str) -> Token
         mask_or_end_token=tokenizer.mask_token or tokenizer.eos_token,
         unweighted=tuple(str(token) for token in tokens if token),
         unknown_id=tokenizer.unk_token_id if tokenizer.unk_token else -1,
+        baseline_ids={
+            name: getattr(tokenizer, f"{name}_token_id")
+            for name in ("pad", "mask")
+            if getattr(tokenizer, f"{name}_token")
+        },
     )
 
 

@@ -15,6 +15,7 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import vitrine
+from models.artifact import Artifact
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError, ModelFolder
@@ -22,6 +23,7 @@ from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import resolve
 from models.export.tokenizer_file import read_tokenizer, tokenizer_of_source
 from models.export.transformers_tokenizer import load_tokenizer, read_settings
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import (
     edit_json,
     save_byte_fallback,
@@ -544,6 +546,26 @@ def test_do_lower_case_equals_sentence_transformers(
     tokenizer = read_tokenizer(ModelFolder(tmp_path), load(tmp_path)[1], 60)
     assert tokenizer.encode("W5 W6 [CLS]").ids == reference("W5 W6 [CLS]")["input_ids"]
     assert tokenizer.encode("W6").ids == [0, 6, 2]
+
+
+@pytest.mark.slow
+def test_baselines_have_the_tokens_that_the_tokenizer_names(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    renamed = {'"[PAD]"': '"<|pad|>"', '"w40"': '"[PAD]"', '"w50"': '"<|mask|>"'}
+    for old, new in renamed.items():
+        file.write_text(file.read_text().replace(old, new))
+    named = {"pad_token": "<|pad|>", "mask_token": "<|mask|>"}
+    edit_json(tmp_path / "tokenizer_config.json", **named)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    artifact, _ = export(resolve(str(tmp_path)), tmp_path / "artifact", copy_source=False)
+    text = TextTokenizer(artifact, 100).tokenized_text("w5 w6", None)
+    for name, token in (("pad", reference.pad_token_id), ("mask", reference.mask_token_id)):
+        assert text.baseline[name] == [0, token, token, 2]
+    edit_json(tmp_path / "artifact" / "manifest.json", baseline_ids={})  # of an older version
+    older = TextTokenizer(Artifact.load(artifact.path), 100)
+    assert older.baseline_ids == {"pad": 40}
 
 
 def test_tokenizer_with_ids_beyond_the_vocabulary_is_rejected(tmp_path: Path) -> None:
