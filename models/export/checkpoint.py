@@ -150,9 +150,11 @@ def _build(
         raise CheckpointError(str(error)) from error
     for name, value in family.fixed.items():
         _check_fixed(name, tensors.get(name), value(config))
+    hyperparameters = folder.json(join(network, "config.json"), dict, {})
     unused = _fill(
         encoder,
         tensors,
+        source=_origin(hyperparameters),
         names=partial(_family_names, layout),
         value=partial(_family_value, family, config),
         widths=config.heads.widths,
@@ -161,10 +163,16 @@ def _build(
     if unused:
         report(f"Ignored tensors that do not affect vectors: {', '.join(unused)}")
     if sentence_config.outputs[0] == "pooled":
-        hyperparameters = folder.json(join(network, "config.json"), dict)
         for message in _left_out(folder, family, hyperparameters, unused):
             report(message)
     return model
+
+
+def _origin(hyperparameters: Mapping[str, Any]) -> str:
+    """Return the name of a checkpoint in errors, from config.json; empty: it has none."""
+    if not hyperparameters or classes_of(hyperparameters):
+        return "the checkpoint"
+    return "the checkpoint, whose config.json names no class in architectures,"
 
 
 def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
