@@ -86,8 +86,8 @@ _MARKS = ("first mark", "second mark", "third mark")
 # Texts in chat templates for messages whose content is a list of parts. Source: `_infer_format` in
 # sentence_transformers/base/modality.py
 _SIGNS_OF_PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
-# Texts that a template must render unchanged as instruction, query and document: white space, all
-# of ASCII, markup, a link, and lengths up to what a row can have.
+# Texts that a template must render unchanged as instruction, query and document, besides special
+# tokens: white space, Latin letters, all punctuation, markup, a link, and lengths of full rows.
 _TEXTS = (
     "a",
     "",
@@ -95,7 +95,7 @@ _TEXTS = (
     "\tb  ",
     " c\n\n",
     "one...\r\n  two\n\tthree",
-    "".join(map(chr, range(32, 127))),
+    "".join(map(chr, (*range(0x300), *range(0x2000, 0x2070), 0x3000, 0xFEFF, 0xFFFD))),
     "<a>&'\"",
     "</think>\n<think>b",
     "<tool_response>c</tool_response>",
@@ -105,7 +105,6 @@ _TEXTS = (
     "a" * 3000,
     "b " * 2**15,
 )
-_PROBES = tuple(zip(_TEXTS, _TEXTS[1:] + _TEXTS[:1], _TEXTS[2:] + _TEXTS[:2], strict=True))
 
 # Limits of rendering a chat template with all probes, which takes milliseconds. The time of a
 # process that waits for a CPU does not count as time of a CPU.
@@ -270,9 +269,11 @@ def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # no
     if "strftime_now" in str(tokenizer.chat_template):  # which transformers calls for each text
         raise CheckpointError("has the current date or time, which no fixed texts have")
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    unchanged = (*_TEXTS, " ".join(special))
+    shifted = (unchanged[start:] + unchanged[:start] for start in range(len(_MARKS)))
     probes = [
         (own, query, document)
-        for instruction, query, document in (_MARKS, *_PROBES)
+        for instruction, query, document in (_MARKS, *zip(*shifted, strict=True))
         for own in (instruction or None, None)
     ]
     first, second, *others = _render(tokenizer, [messages(*probe) for probe in probes])
