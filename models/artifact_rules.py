@@ -120,6 +120,10 @@ _MANIFEST_RULES: _Rules = (
             for graph in m.graphs
         ),
     ),
+    (
+        "baseline_ids must be less than vocab_size",
+        lambda m: all(token < m.vocab_size for token in m.baseline_ids.values()),
+    ),
 )
 
 _CHECK_RULES: _Rules = (

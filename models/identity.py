@@ -23,6 +23,7 @@ EXCLUDED_FIELDS = {
     "revision": "origin of the checkpoint",
     "weights_sha256": "the weights of the graph are part of it",
     "license": "terms of the checkpoint",
+    "baseline_ids": "gradients alone are compared with them",
     "versions": "the files that the libraries wrote are part of it",
     "has_experts": "the graph, which has them, is part of it",
     "spaces": "maps of finished vectors, which responses name by their own hash",

@@ -43,6 +43,7 @@ SIMILARITIES: Mapping[Output, tuple[SimilarityName, ...]] = {
 _Size = Annotated[int, within(1, 2**24)]
 _Count = Annotated[int, within(0, 2**31)]
 _TokenId = Annotated[int, within(0, 2**24)]
+_Baseline = Annotated[str, form("pad|mask", "of pad and mask")]
 _Position = Annotated[int, within(-1, 2**14)]
 _Tokens = Annotated[int, within(1, 2**20)]
 _Name = Annotated[str, length(1, 256)]
@@ -299,6 +300,8 @@ class Manifest:
             does.
         unknown_id: Id of the token that transformers takes for the unknown one, which begins a
             word; -1: none. None for models that do not tag tokens, and in older artifacts.
+        baseline_ids: Ids of the tokenizer's own padding token ("pad") and mask token ("mask"), with
+            which gradients are compared. Either can be missing; both are in older artifacts.
     """
 
     name: _Text
@@ -334,6 +337,7 @@ class Manifest:
     spaces: Annotated[Mapping[_SpaceName, _Sha256], length(0, 64)] = field(default_factory=dict)
     license: _Text | None = None
     unknown_id: Annotated[int, within(-1, 2**24)] | None = None
+    baseline_ids: Mapping[_Baseline, _TokenId] = field(default_factory=dict)
 
     @property
     def is_static(self) -> bool:

@@ -23,7 +23,6 @@ from service.api.server import Server
 from service.app import create_app
 from service.artifacts import with_artifacts
 from service.check import access_warning, check, check_settings
-from service.debug.pipeline.model_kinds import kind_of
 from service.debug.pipeline.state import DebugState
 from service.debug.process_state import report
 from service.logs import configure
@@ -159,15 +158,15 @@ def _greet(server: Server, settings: Settings, state: DebugState) -> None:
 
 def example_request(manifest: Manifest) -> tuple[str, dict[str, object]]:
     """Return the path and the body of a request that shows what a kind of model is for."""
-    kind = kind_of(manifest)
-    if kind in ("reranker", "multi"):
+    output = manifest.outputs[0]
+    if output == "multi" or (output == "logits" and len(manifest.labels) == 1):
         documents = ["It rained all day in Bergen.", EXAMPLE_INPUTS[0]]
         return "/rerank", {"query": "Where did the cat sit?", "documents": documents}
-    if manifest.outputs[0] == "tags":
+    if output == "tags":
         return "/tag", {"inputs": "Sarah lives in London."}
-    if manifest.outputs[0] == "spans":
+    if output == "spans":
         return "/tag", {"inputs": "Sarah lives in London.", "labels": ["person", "city"]}
-    path = "/classify" if kind == "classifier" else "/encode"
+    path = "/classify" if output == "logits" else "/encode"
     return path, {"inputs": EXAMPLE_INPUTS}
 
 

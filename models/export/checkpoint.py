@@ -26,7 +26,15 @@ from models.export.families import (
     TensorPart,
     Tensors,
 )
-from models.export.model_folder import BASE, WEIGHTS, CheckpointError, ModelFolder, classes_of, join
+from models.export.model_folder import (
+    BASE,
+    WEIGHTS,
+    CheckpointError,
+    ModelFolder,
+    check_required,
+    classes_of,
+    join,
+)
 from models.export.modules import (
     DenseConfig,
     HeadConfig,
@@ -142,9 +150,11 @@ def _build(
         raise CheckpointError(str(error)) from error
     for name, value in family.fixed.items():
         _check_fixed(name, tensors.get(name), value(config))
+    hyperparameters = folder.json(join(network, "config.json"), dict, {})
     unused = _fill(
         encoder,
         tensors,
+        source=_origin(hyperparameters),
         names=partial(_family_names, layout),
         value=partial(_family_value, family, config),
         widths=config.heads.widths,
@@ -153,10 +163,16 @@ def _build(
     if unused:
         report(f"Ignored tensors that do not affect vectors: {', '.join(unused)}")
     if sentence_config.outputs[0] == "pooled":
-        hyperparameters = folder.json(join(network, "config.json"), dict)
         for message in _left_out(folder, family, hyperparameters, unused):
             report(message)
     return model
+
+
+def _origin(hyperparameters: Mapping[str, Any]) -> str:
+    """Return the name of a checkpoint in errors, from config.json; empty: it has none."""
+    if not hyperparameters or classes_of(hyperparameters):
+        return "the checkpoint"
+    return "the checkpoint, whose config.json names no class in architectures,"
 
 
 def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
@@ -169,7 +185,8 @@ def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
     if not is_same:
         raise CheckpointError(
             f"the checkpoint: {name} must equal the tensor of shape {tuple(expected.shape)} that "
-            "the network computes instead of loading it; other values are not supported"
+            "the network computes instead of loading it; other values, such as those rounded to "
+            "bfloat16, are not supported"
         )
 
 
@@ -404,11 +421,7 @@ def _family(model_type: str, classes: Sequence[str]) -> Family:
 
 def _check_supported(config: dict[str, Any], family: Family, name: str) -> None:
     """Raise CheckpointError if config.json selects a variant that the family does not support."""
-    for key, expected in family.required.items():
-        # In these fields, an empty object, zero, false and null are equivalent.
-        actual = config.get(key, expected)
-        if actual != expected and (actual or expected):
-            raise CheckpointError(f"{name}: {key} is {actual!r}; only {expected!r} is supported")
+    check_required(config, family.required, name)
     if config.get("quantization_config"):
         raise CheckpointError(
             f"{name} has a quantization_config; export the model from its unquantized weights"

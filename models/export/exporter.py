@@ -461,6 +461,7 @@ def _manifest(
         has_experts=model.encoder.config.experts is not None,
         license=terms,
         unknown_id=config.unknown_id,
+        baseline_ids=config.baseline_ids,
     )
 
 

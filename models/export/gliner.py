@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from models.export.families import Names
-from models.export.model_folder import CheckpointError, ModelFolder
+from models.export.model_folder import CheckpointError, ModelFolder, check_required
 from models.export.sources import GLINER_CONFIG, GLINER_FOLDER
 from models.manifest import SpanRules
 from models.network.config import EncoderConfig
@@ -119,10 +119,7 @@ def read_config(folder: ModelFolder) -> SpanConfig:
             f"{CONFIG}: model_type is {config['model_type']!r}; only {_MODEL_TYPES[-1]!r} is "
             "supported"
         )
-    for name, expected in _REQUIRED.items():
-        value = config.get(name, expected)
-        if value != expected and (value or expected):  # null, false and an empty text are equal
-            raise CheckpointError(f"{CONFIG}: {name} is {value!r}; only {expected!r} is supported")
+    check_required(config, _REQUIRED, CONFIG)
     sizes = {}
     for name, (default, least, greatest) in _SIZES.items():
         size = config.get(name, default)

@@ -16,6 +16,7 @@ from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
     check_defaults,
+    check_known,
     first_class,
     join,
 )
@@ -99,8 +100,7 @@ def read_answers(
         name = join(modules[1][1], "config.json")
         fields = folder.json(name, dict)
         check_defaults(fields, {"module_input_name": "causal_logits"}, name)
-        if unknown := fields.keys() - _FIELDS:
-            raise CheckpointError(f"{name}: {min(unknown)} is not supported")
+        check_known(fields, _FIELDS, name)
         ids = [fields.get("true_token_id"), fields.get("false_token_id")]
     else:
         name, ids = TOKENIZER, [vocabulary.get(answer) for answer in answers]

@@ -4,7 +4,7 @@ Pickles are never read, and paths that point outside the folder are rejected. Th
 that were read are recorded.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -240,8 +240,16 @@ def check_defaults(
             )
 
 
+def check_known(config: Mapping[str, object], known: Collection[str], source: str) -> None:
+    """Raise CheckpointError if the file `source` has a field that is not among the known ones."""
+    if unknown := config.keys() - {*known}:
+        raise CheckpointError(f"{source}: {min(unknown)} is not supported")
+
+
 def check_required(config: Mapping[str, Any], required: Mapping[str, Any], name: str) -> None:
     """Raise CheckpointError if a field of config.json has another value than the supported one.
+
+    An empty object, an empty text, zero, false and null are equivalent.
 
     Args:
         config: Content of config.json.
@@ -250,7 +258,7 @@ def check_required(config: Mapping[str, Any], required: Mapping[str, Any], name:
     """
     for field, expected in required.items():
         actual = config.get(field, expected)
-        if actual != expected:
+        if actual != expected and (actual or expected):
             raise CheckpointError(f"{name}: {field} is {actual!r}; only {expected!r} is supported")
 
 

@@ -12,6 +12,7 @@ from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
     check_defaults,
+    check_known,
     class_of_torch,
     first_class,
     join,
@@ -43,6 +44,8 @@ _TOKEN_EMBEDDINGS = dict.fromkeys(_FEATURES, "token_embeddings")
 # Those of the last layer of a cross-encoder in modules.
 _SCORES = {**_SENTENCE_EMBEDDING, "module_output_name": "scores"}
 
+# Names of a module's width in its config, which has no effect.
+WIDTHS = ("embedding_dimension", "word_embedding_dimension")
 # Names in `POOLINGS` of the pooling modes of sentence-transformers.
 _POOLING_NAMES = {
     "cls": "cls",
@@ -177,7 +180,12 @@ def _listed_modules(folder: ModelFolder) -> list[tuple[str, str]]:
     """Return type and path of each module in modules.json."""
     modules: list[tuple[str, str]] = []
     names: set[object] = set()
-    for index, module in enumerate(folder.json("modules.json", list, [])):
+    listed = folder.json("modules.json", list, [])
+    if not listed and folder.has("modules.json"):
+        raise CheckpointError(
+            "modules.json lists no modules; list the model's modules, or remove the file"
+        )
+    for index, module in enumerate(listed):
         if not isinstance(module, dict) or not isinstance(module.get("path"), str):
             raise CheckpointError("modules.json: every module must have a type and a path")
         # sentence-transformers keeps one module of each name.
@@ -237,9 +245,9 @@ def read_pooling(
     """
     include_prompt = True
     if modules:
-        config = folder.json(join(modules[1][1], "config.json"), dict)
+        config = folder.json(source := join(modules[1][1], "config.json"), dict)
         include_prompt = bool(config.get("include_prompt", True))
-        own = _poolings(config)
+        own = override or _poolings(config, source)
     else:
         own = [_default_pooling(folder, network, family)]
     for name in (poolings := override or own):
@@ -270,14 +278,14 @@ def _default_pooling(folder: ModelFolder, network: str, family: Family) -> str:
     return "last" if is_decoder and hyperparameters.get("is_causal", True) else "mean"
 
 
-def _poolings(config: Mapping[str, Any]) -> list[str]:
-    if mode := config.get("pooling_mode"):
-        modes = [str(name) for name in mode] if isinstance(mode, list) else [str(mode)]
+def _poolings(config: Mapping[str, Any], source: str) -> Sequence[str]:
+    """Return the poolings in the config of a module, from the file `source`."""
+    check_known(config, ("pooling_mode", "include_prompt", *WIDTHS, *_POOLING_FIELDS), source)
+    if "pooling_mode" in config:
+        mode = config["pooling_mode"]
+        modes = map(str, mode if isinstance(mode, list) and mode else [mode])
         return [_POOLING_NAMES.get(name, name) for name in modes]
-    enabled = [key for key, on in config.items() if key.startswith("pooling_mode_") and on]
-    unknown = [key for key in enabled if key not in _POOLING_FIELDS]
-    known = [name for key, name in _POOLING_FIELDS.items() if key in enabled]
-    return unknown or known or ["mean"]
+    return [name for key, name in _POOLING_FIELDS.items() if config.get(key)] or ["mean"]
 
 
 def read_heads(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> list[HeadConfig]:
@@ -360,7 +368,9 @@ def is_size(value: object) -> TypeGuard[int]:
 
 def _layer_norm(folder: ModelFolder, subfolder: str) -> LayerNormConfig:
     name = join(subfolder, "config.json")
-    width = folder.json(name, dict).get("dimension")
+    config = folder.json(name, dict)
+    check_known(config, ("dimension",), name)
+    width = config.get("dimension")
     if not is_size(width):
         raise CheckpointError(f"{name}: dimension must be a positive integer up to {MAX_SIZE}")
     return LayerNormConfig(folder=subfolder, width=width)

@@ -17,6 +17,7 @@ from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
     check_defaults,
+    check_known,
     classes_of,
     join,
 )
@@ -301,8 +302,7 @@ def _read_mask(
 ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[int, ...]]:
     """Return the skiplist, the kinds of text that it applies to, and the ids of kept tokens."""
     fields = {"skiplist_words": str, "skiplist_tasks": str, "keep_only_token_ids": int}
-    if unknown := config.keys() - fields.keys():
-        raise CheckpointError(f"{source}: {min(unknown)} is not supported")
+    check_known(config, fields, source)
     values: dict[str, tuple[Any, ...]] = {}
     for name, kind in fields.items():
         value = config.get(name)
@@ -328,8 +328,7 @@ def _read_pooling(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> To
     name = join(modules[-1][1], "config.json")
     config = folder.json(name, dict)
     values: dict[str, Any] = {**_POOLING_DEFAULTS, **config}
-    if unknown := config.keys() - _POOLING_DEFAULTS.keys():
-        raise CheckpointError(f"{name}: {min(unknown)} is not supported")
+    check_known(config, _POOLING_DEFAULTS, name)
     factor, protected, normalizes, tasks = values.values()
     for field, is_valid in (
         ("pool_factor", type(factor) in (int, float) and 1 <= factor <= _MAX_POOL_FACTOR),

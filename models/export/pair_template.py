@@ -86,13 +86,24 @@ _MARKS = ("first mark", "second mark", "third mark")
 # Texts in chat templates for messages whose content is a list of parts. Source: `_infer_format` in
 # sentence_transformers/base/modality.py
 _SIGNS_OF_PARTS = ("content[0]", ".type", "'type'", '"type"', "message.content[")
-# Instructions, queries and documents that a template must render unchanged.
-_PROBES = (
-    ("a", "", ""),
-    (" a \n", "\tb  ", " c\n\n"),
-    ("<a>&'\"", "</think>\n<think>b", "<tool_response>c</tool_response>"),
-    ("{{ a }}", "{% b %}", "naïve 日本 🎉 \\n"),
-    ("a" * 3000, "b " * 3000, "C" * 3000),
+# Texts that a template must render unchanged as instruction, query and document, besides special
+# tokens: white space, Latin letters, all punctuation, markup, a link, and lengths of full rows.
+_TEXTS = (
+    "a",
+    "",
+    " a \n",
+    "\tb  ",
+    " c\n\n",
+    "one...\r\n  two\n\tthree",
+    "".join(map(chr, (*range(0x300), *range(0x2000, 0x2070), 0x3000, 0xFEFF, 0xFFFD))),
+    "<a>&'\"",
+    "</think>\n<think>b",
+    "<tool_response>c</tool_response>",
+    "{{ a }} {% b %} {# c #}",
+    "naïve 日本\u00a0\u200b🎉 \\n",
+    "https://a.example/b",
+    "a" * 3000,
+    "b " * 2**15,
 )
 
 # Limits of rendering a chat template with all probes, which takes milliseconds. The time of a
@@ -258,21 +269,23 @@ def _read_chat_template(tokenizer: Any, *, is_flat: bool) -> PairTemplate:  # no
     if "strftime_now" in str(tokenizer.chat_template):  # which transformers calls for each text
         raise CheckpointError("has the current date or time, which no fixed texts have")
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    unchanged = (*_TEXTS, " ".join(special))
+    shifted = (unchanged[start:] + unchanged[:start] for start in range(len(_MARKS)))
     probes = [
         (own, query, document)
-        for instruction, query, document in (_MARKS, *_PROBES)
-        for own in (instruction, None)
+        for instruction, query, document in (_MARKS, *zip(*shifted, strict=True))
+        for own in (instruction or None, None)
     ]
-    texts = _render(tokenizer, [messages(*probe) for probe in probes])
-    template = _parts(texts[0], texts[1], special)
-    for (instruction, query, document), rendered in zip(probes[2:], texts[2:], strict=True):
+    first, second, *others = _render(tokenizer, [messages(*probe) for probe in probes])
+    template = _parts(first, second, special)
+    for (instruction, query, document), rendered in zip(probes[2:], others, strict=True):
         body = "".join(template.body(query, document, instruction or ""))
         pieces = (template.prefix, body, template.suffix)
         if rendered != "".join(pieces):
             raise CheckpointError("does not render all texts unchanged between fixed texts")
         with text_failures("has a text on which the tokenizer fails"):
-            ids = tokenizer([rendered, *pieces], add_special_tokens=False)["input_ids"]
-        whole, *apart = ids
+            texts = [rendered, *pieces]
+            whole, *apart = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
         if whole != [token for part in apart for token in part]:
             raise CheckpointError("has a token that spans the border of a pair's texts")
     return template

@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.export.model_folder import CheckpointError, ModelFolder, check_known, join
 from models.export.sentence_config import SentenceConfig
 from models.export.tokenizer_file import read_tokenizer
 from models.export.tokenizer_settings import TokenizerSettings
@@ -111,7 +111,8 @@ def _max_tokens(settings: TokenizerSettings, subfolder: str) -> int:
 def _read_weights(
     folder: ModelFolder, subfolder: str, tokenizer: Tokenizer, vocab_size: int
 ) -> Tensor:
-    config = folder.json(join(subfolder, "config.json"), dict, {})
+    config = folder.json(name := join(subfolder, "config.json"), dict, {})
+    check_known(config, ("frozen", "path"), name)
     path = config.get("path")
     if isinstance(path, str) and path.endswith(".json"):
         return _read_json(folder, path, tokenizer, vocab_size)

@@ -6,7 +6,13 @@ Source: Geng et al. 2024, arXiv:2411.04403.
 
 from dataclasses import dataclass
 
-from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
+from models.export.model_folder import (
+    CheckpointError,
+    ModelFolder,
+    check_defaults,
+    check_known,
+    join,
+)
 
 _CLASS = "Router"
 _CONFIG = "router_config.json"
@@ -60,6 +66,7 @@ def read_routes(folder: ModelFolder) -> Routes | None:
             f"{name}: the route query is {kinds}; only {_QUERY_MODULE} is supported, as in "
             "inference-free sparse models"
         )
+    check_known(parameters, ("default_route", "allow_empty_key", "route_mappings"), name)
     check_defaults(parameters, {"route_mappings": {}}, name)
     default = parameters.get("default_route")
     if default is None and parameters.get("allow_empty_key", True):

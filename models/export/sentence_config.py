@@ -92,6 +92,7 @@ class SentenceConfig:
         spans: Settings of a GLiNER model; None: another model.
         unweighted: Tokens without a weight, if sparse vectors consist of the weights of tokens.
         unknown_id: See `models.manifest.Manifest`.
+        baseline_ids: See `models.manifest.Manifest`.
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
@@ -122,6 +123,7 @@ class SentenceConfig:
     spans: SpanConfig | None
     unweighted: tuple[str, ...]
     unknown_id: int | None
+    baseline_ids: Mapping[str, int]
     lowercase: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
@@ -316,6 +318,9 @@ def read_sentence_config(
         spans=own.spans,
         unweighted=tokenizer.unweighted if "weights" in own.per_token else (),
         unknown_id=tokenizer.unknown_id if task.output == "tags" else None,
+        baseline_ids={
+            name: own for name, own in tokenizer.baseline_ids.items() if own < config.vocab_size
+        },
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,

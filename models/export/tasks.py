@@ -15,8 +15,14 @@ from models.export import (
 )
 from models.export.families import Family
 from models.export.masked_lm import SparseConfig
-from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
-from models.export.modules import LOGIT_SCORE, SPLADE, is_size, scores_pairs
+from models.export.model_folder import (
+    CheckpointError,
+    ModelFolder,
+    check_defaults,
+    check_known,
+    join,
+)
+from models.export.modules import LOGIT_SCORE, SPLADE, WIDTHS, is_size, scores_pairs
 from models.manifest import Output
 
 # Possible names of the file with the settings of the Transformer module. The first one with a
@@ -178,6 +184,7 @@ def _task_of_pairs(
 def _splade_config(folder: ModelFolder, subfolder: str) -> SparseConfig:
     name = join(subfolder, "config.json")
     config = folder.json(name, dict)
+    check_known(config, ("pooling_strategy", "activation_function", "chunk_size", *WIDTHS), name)
     pooling = config.get("pooling_strategy", "max")
     activation = config.get("activation_function", "relu")
     if pooling not in ("max", "sum") or activation not in ("relu", "log1p_relu"):
@@ -228,6 +235,5 @@ def read_transformer_settings(
             or kind != "message"
         }
     check_defaults(read, expected, name)
-    if unknown := settings.keys() - expected.keys() - _TRANSFORMER_SUPPORTED - task.settings:
-        raise CheckpointError(f"{name}: {min(unknown)} is not supported")
+    check_known(settings, {*expected, *_TRANSFORMER_SUPPORTED, *task.settings}, name)
     return settings

@@ -78,8 +78,7 @@ def read_tokenizer(
     if sentence_config.lowercase:
         _add_lowercase(tokenizer)
         check_random(tokenizer, join(subfolder, TOKENIZER))
-    if not sentence_config.include_prompt:
-        _check_prompts(tokenizer, reference, sentence_config)
+    _check_prompts(tokenizer, reference, sentence_config)
     if sentence_config.spans:
         check_tokenizer(tokenizer, reference, sentence_config.spans)
     if sentence_config.multi:
@@ -105,12 +104,20 @@ def _check_types(tokenizer: Tokenizer, config: SentenceConfig, name: str) -> Non
 
 
 def _check_prompts(tokenizer: Tokenizer, reference: Any, config: SentenceConfig) -> None:  # noqa: ANN401
-    """Raise CheckpointError if the end of a prompt counts otherwise in sentence-transformers."""
+    """Raise CheckpointError if a prompt leaves no room for a text, or its end is ambiguous.
+
+    Without `include_prompt`, its end can count otherwise in sentence-transformers.
+    """
+    drops_texts = config.pair_template is None and config.truncation_side == "right"
     added = tokenizer.get_added_tokens_decoder()
     for name, prompt in config.prompts.items():
         with text_failures(f"the tokenizer fails on the prompt {name!r}"):
             ids = tokenizer.encode(prompt).ids if prompt else []
-        if not ids:
+        if drops_texts and len(ids) >= config.max_tokens:
+            raise CheckpointError(
+                f"the prompt {name!r} leaves no room for a text within {config.max_tokens} tokens"
+            )
+        if config.include_prompt or not ids:
             continue
         is_special = prompt_length(ids, added) < len(ids)
         if is_special != (ids[-1] in reference.all_special_ids):
@@ -193,6 +200,11 @@ def _strings(value: object) -> Iterator[str]:
 def _check_ids(tokenizer: Tokenizer, vocab_size: int) -> None:
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     for template in (tokenizer.encode(""), tokenizer.encode("", "")):
+        if len(template.tokens) != len(template.ids):
+            raise CheckpointError(
+                f"{TOKENIZER}: the post_processor has another number of special tokens than of "
+                "their ids"
+            )
         vocabulary |= dict(zip(template.tokens, template.ids, strict=True))
     token, largest = max(vocabulary.items(), key=lambda item: item[1], default=("", -1))
     if largest >= vocab_size:

@@ -1,8 +1,8 @@
 """Settings of a tokenizer that affect more than the tokens of a text, and its failures."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from models.export.model_folder import CheckpointError
 from models.panics import panics_as_errors
@@ -28,6 +28,7 @@ class TokenizerSettings:
         unweighted: Tokens that have no weight in the sparse vectors of BGE-M3 and GTE. Source:
             `_process_token_weights` in both projects.
         unknown_id: Id of the unknown token; -1: none.
+        baseline_ids: See `models.manifest.Manifest`.
     """
 
     max_length: object = None
@@ -37,6 +38,7 @@ class TokenizerSettings:
     mask_or_end_token: str | None = None
     unweighted: tuple[str, ...] = ()
     unknown_id: int = -1
+    baseline_ids: Mapping[str, int] = field(default_factory=dict)
 
 
 @contextmanager

@@ -156,6 +156,31 @@ GUARDS = (
         f"{_K}test_do_lower_case_equals_sentence_transformers",
     ),
     Guard(
+        "models/export/tokenizer_file.py",
+        "if drops_texts and len(ids) >= config.max_tokens:",
+        "if False:",
+        f"{_K}test_prompt_that_leaves_no_room_for_a_text_is_refused",
+    ),
+    Guard(
+        "models/export/exporter.py",
+        "        baseline_ids=config.baseline_ids,\n",
+        "",
+        f"{_K}test_baselines_have_the_tokens_that_the_tokenizer_names",
+    ),
+    Guard(
+        "models/export/modules.py",
+        '    check_known(config, ("dimension",), name)\n',
+        "",
+        "tests/models/export/test_checkpoint.py::"
+        "test_field_that_a_module_of_sentence_transformers_refuses_is_refused",
+    ),
+    Guard(
+        "models/export/pair_template.py",
+        'unchanged = (*_TEXTS, " ".join(special))',
+        'unchanged = (*_TEXTS, "")',
+        f"{_Y}test_chat_templates_are_refused",
+    ),
+    Guard(
         "models/export/sentence_config.py",
         "tokenizer = overrides.tokenizer or read_settings(",
         "tokenizer = read_settings(",

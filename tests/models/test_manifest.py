@@ -72,6 +72,8 @@ def rules(**values: object) -> dict[str, object]:
         ({"token_rules": rules(min_tokens=33)}, "min_tokens must not exceed max_tokens"),
         ({"token_rules": rules(skipped=[30522])}, "token ids must be less than vocab_size"),
         ({"token_rules": rules(filler=30522)}, "token ids must be less than vocab_size"),
+        ({"baseline_ids": {"pad": 30522}}, "baseline_ids must be less than vocab_size"),
+        ({"baseline_ids": {"zero": 0}}, "a name in baseline_ids must be a text of pad and"),
         ({"token_rules": rules(kept=[-1])}, r"kept\[0\] must be an integer from 0"),
         (
             {"token_rules": rules(looks_up=True), "vocab_size": 32},

@@ -27,8 +27,8 @@ from service.inference.tokenizing.shared_tokenizers import (
     shared_tokenizer,
 )
 
-# Spellings of the token that replaces text in an attribution baseline, by name of the baseline; the
-# last one for padding is that of Qwen.
+# Spellings of the token that replaces text in an attribution baseline, by name of the baseline, for
+# manifests that do not name it; the last one for padding is that of Qwen.
 _BASELINE_TOKENS = {"pad": ("[PAD]", "<pad>", "<|endoftext|>"), "mask": ("[MASK]", "<mask>")}
 # Spellings of the unknown token, for tokenizers whose model does not name it.
 _UNKNOWN_TOKENS = ("[UNK]", "<unk>")
@@ -309,7 +309,8 @@ class TextTokenizer:
     def baseline_ids(self) -> Mapping[str, int]:
         """Id of the token that replaces text in a baseline, by name of the baseline, if any."""
         ids = {name: self._first_id(tokens) for name, tokens in _BASELINE_TOKENS.items()}
-        return {name: token for name, token in ids.items() if token is not None}
+        known = {name: token for name, token in ids.items() if token is not None}
+        return {**known, **self.manifest.baseline_ids}
 
     def token_id(self, token: str) -> int | None:
         """Return the id of the vocabulary entry with this spelling; None if there is none."""

@@ -29,6 +29,7 @@ from tests.models.checkpoints import (
     save_checkpoint,
     save_classifier,
     save_dense,
+    save_inference_free,
     save_masked_lm,
     save_multi_vector,
     save_sentencepiece,
@@ -36,6 +37,14 @@ from tests.models.checkpoints import (
     save_tokenizer,
     write_json,
     write_modules,
+)
+from tests.models.gliner import save_gliner
+from tests.models.jina_v3 import save_with_tokenizer
+from tests.models.static_models import (
+    save_model2vec,
+    save_static_embedding,
+    unigrams,
+    word_pieces,
 )
 
 LABELS = 3
@@ -90,6 +99,14 @@ def _lora(folder: Path) -> None:
     save_file(matrices, folder / "adapter_model.safetensors")
 
 
+def _inference_free(folder: Path) -> None:
+    encoder = folder / "encoder"
+    save_masked_lm(encoder, "distilbert")
+    save_tokenizer(encoder)
+    save_inference_free(folder, encoder)
+    shutil.rmtree(encoder)
+
+
 # Good checkpoints, by name: all families, and models of every kind.
 SAVE: dict[str, Callable[[Path], object]] = {
     **{family: _embedder(family) for family in CONFIGS},
@@ -97,6 +114,11 @@ SAVE: dict[str, Callable[[Path], object]] = {
     "dense": save_dense,
     "lora": _lora,
     "bge-m3": save_bge_m3,
+    "gliner": lambda folder: save_gliner(folder, "bert"),
+    "inference-free": _inference_free,
+    "jina v3": save_with_tokenizer,
+    "model2vec": lambda folder: save_model2vec(folder, word_pieces(), normalize=True),
+    "static": lambda folder: save_static_embedding(folder, unigrams(), normalize=True),
     "multi-vector": _multi_vector,
     "classifier": _with_tokenizer(save_classifier, "bert", LABELS),
     "causal classifier": _with_tokenizer(save_classifier, "qwen3", LABELS),

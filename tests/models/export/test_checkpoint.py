@@ -427,6 +427,41 @@ def test_modules_of_one_name_are_refused(tmp_path: Path) -> None:
         load(tmp_path)
 
 
+def test_empty_list_of_modules_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    write_json(tmp_path / "modules.json", [])
+    with pytest.raises(ValueError, match="An empty modules list"):
+        SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    with pytest.raises(CheckpointError, match=r"modules\.json lists no modules; list"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["Pooling", "LayerNorm"])
+def test_field_that_a_module_of_sentence_transformers_refuses_is_refused(
+    kind: str, tmp_path: Path
+) -> None:
+    save_dense(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"), HEADS["LayerNorm"])
+    write_json(tmp_path / "4_LayerNorm" / "config.json", {"dimension": 32})
+    path = next(tmp_path.glob(f"*_{kind}")) / "config.json"
+    edit_json(path, eps=1e-12)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'eps'"):
+        SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    with pytest.raises(CheckpointError, match=f"{kind}/config.json: eps is not supported"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("mode", [None, "", []])
+def test_pooling_without_a_mode_is_refused(mode: object, tmp_path: Path) -> None:
+    save_dense(tmp_path)
+    edit_json(tmp_path / "1_Pooling" / "config.json", pooling_mode=mode)
+    with pytest.raises((TypeError, ValueError, RuntimeError)):
+        SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True).encode("w5")
+    with pytest.raises(CheckpointError, match=r"the pooling '.*' is not one of"):
+        load(tmp_path)
+
+
 def test_module_class_outside_sentence_transformers_is_rejected(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     write_json(tmp_path / "modules.json", [{"idx": 0, "path": "", "type": "custom_code.Thing"}])
@@ -442,7 +477,7 @@ def test_unknown_pooling_raises_with_its_name(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
     write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode_median_tokens": True})
-    with pytest.raises(CheckpointError, match="'pooling_mode_median_tokens' is not one of"):
+    with pytest.raises(CheckpointError, match="pooling_mode_median_tokens is not supported"):
         load(tmp_path)
     with pytest.raises(CheckpointError, match="pooling 'median' is not one of mean, cls"):
         load(tmp_path, Overrides(pooling=["median"]))

@@ -192,6 +192,18 @@ def test_activation_of_scores_is_that_of_sentence_transformers(
     assert load(tmp_path)[1].activation == type(expected).__name__.lower()
 
 
+@pytest.mark.parametrize("classes", [None, []])
+def test_classifier_that_config_json_does_not_name_is_refused(
+    classes: list[str] | None, tmp_path: Path
+) -> None:
+    """transformers' pipeline reads it as a classifier, and sentence-transformers as an encoder."""
+    save_classifier(tmp_path, "bert", 3)
+    edit_json(tmp_path / "config.json", architectures=classes)
+    message = "config.json names no class in architectures, has unexpected tensors .* classifier.w"
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("family", "changes", "message"),
     [

@@ -221,6 +221,15 @@ def test_unknown_pooling_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "saved")
 
 
+def test_unknown_field_of_the_pooling_is_refused(tmp_path: Path) -> None:
+    save_encoder(tmp_path)
+    edit_json(tmp_path / "saved" / "1_SpladePooling" / "config.json", top_k=8)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'top_k'"):
+        SparseEncoder(str(tmp_path / "saved"), device="cpu")
+    with pytest.raises(CheckpointError, match=r"1_SpladePooling/config\.json: top_k is not supp"):
+        load(tmp_path / "saved")
+
+
 def test_modules_of_a_model_that_is_no_sparse_encoder_are_refused(tmp_path: Path) -> None:
     """sentence-transformers would append a module with random weights."""
     save_encoder(tmp_path)

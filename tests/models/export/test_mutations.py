@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 from models.export.__main__ import main
 from models.export.checkpoint import load
 from models.export.model_folder import CheckpointError, ModelFolder
+from models.export.query_table import read_query_table
 from models.export.sentence_config import Overrides
 from models.export.sources import SourceError
+from models.export.static import is_static, read_static
 from models.export.tokenizer_file import read_tokenizer
 from tests.models.checkpoints import (
     edit_json,
@@ -45,8 +47,13 @@ def test_checkpoint_with_one_fault_is_read_or_refused_with_a_sentence(
         change = mutate(folder, seed)
         try:
             files = ModelFolder(folder)
-            model, config = load(files, overrides)
-            read_tokenizer(files, config, model.encoder.config.vocab_size)
+            if is_static(files):
+                read_static(files, overrides)
+            else:
+                model, config = load(files, overrides)
+                size = model.encoder.config.vocab_size
+                tokenizer = read_tokenizer(files, config, size)
+                read_query_table(files, config, tokenizer, size)
         except (CheckpointError, SourceError):
             refused += 1
         except BaseException as error:

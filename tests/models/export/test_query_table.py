@@ -269,7 +269,17 @@ def with_a_limit_of_entries(folder: Path) -> None:
     edit_json(folder / "config_sentence_transformers.json", max_active_dims=8)
 
 
+def with_an_unknown_parameter(folder: Path) -> None:
+    edit_router(folder, "parameters", fallback="query")
+
+
+def with_an_unknown_field_of_weights(folder: Path) -> None:
+    edit_json(folder / QUERY_MODULE / "config.json", scale=2.0)
+
+
 REFUSED = [
+    (with_an_unknown_parameter, r"router_config\.json: fallback is not supported"),
+    (with_an_unknown_field_of_weights, rf"{QUERY_MODULE}/config\.json: scale is not supported"),
     (with_another_word, "the tokenizers in .* and .* differ; .* must have the same tokenizer"),
     (with_a_lowercase_tokenizer, "the tokenizers in .* differ"),
     (with_left_truncation, "the tokenizers in .* differ"),

@@ -15,13 +15,15 @@ from sentence_transformers import SentenceTransformer
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import vitrine
+from models.artifact import Artifact
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError, ModelFolder
-from models.export.sentence_config import SentenceConfig
+from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import resolve
 from models.export.tokenizer_file import read_tokenizer, tokenizer_of_source
 from models.export.transformers_tokenizer import load_tokenizer, read_settings
+from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import (
     edit_json,
     save_byte_fallback,
@@ -546,12 +548,68 @@ def test_do_lower_case_equals_sentence_transformers(
     assert tokenizer.encode("W6").ids == [0, 6, 2]
 
 
+@pytest.mark.slow
+def test_baselines_have_the_tokens_that_the_tokenizer_names(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    file = tmp_path / "tokenizer.json"
+    renamed = {'"[PAD]"': '"<|pad|>"', '"w40"': '"[PAD]"', '"w50"': '"<|mask|>"'}
+    for old, new in renamed.items():
+        file.write_text(file.read_text().replace(old, new))
+    named = {"pad_token": "<|pad|>", "mask_token": "<|mask|>"}
+    edit_json(tmp_path / "tokenizer_config.json", **named)
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    artifact, _ = export(resolve(str(tmp_path)), tmp_path / "artifact", copy_source=False)
+    text = TextTokenizer(artifact, 100).tokenized_text("w5 w6", None)
+    for name, token in (("pad", reference.pad_token_id), ("mask", reference.mask_token_id)):
+        assert text.baseline[name] == [0, token, token, 2]
+    edit_json(tmp_path / "artifact" / "manifest.json", baseline_ids={})  # of an older version
+    older = TextTokenizer(Artifact.load(artifact.path), 100)
+    assert older.baseline_ids == {"pad": 40}
+
+
+@pytest.mark.parametrize("form", [str, lambda own: {"specifier": own, "reason": "Why."}])
+def test_versions_that_a_model_requires_are_those_of_sentence_transformers(
+    form: Callable[[str], object], tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+
+    def require(**packages: str) -> None:
+        own = {"requirements": {name: form(value) for name, value in packages.items()}}
+        write_json(tmp_path / "config_sentence_transformers.json", own)
+
+    require(transformers=">=5.0,<99", pytorch="~=2.0", numpy="newest")
+    SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    load(tmp_path)
+    require(transformers=">=5.0", pytorch="~=1.0")
+    with pytest.raises(ImportError, match=r"torch~=1\.0, but torch==2"):
+        SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    with pytest.raises(CheckpointError, match=r"the model requires torch~=1\.0, and torch 2"):
+        load(tmp_path)
+    require(flash_attn=">=2")  # not used here
+    load(tmp_path)
+
+
 def test_tokenizer_with_ids_beyond_the_vocabulary_is_rejected(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     save_tokenizer(tmp_path)
     _, sentence_config = load(tmp_path)
     with pytest.raises(CheckpointError, match="'w59' the id 59; the model's vocabulary has"):
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 59)
+
+
+def test_special_tokens_with_another_number_of_ids_are_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    content = json.loads((tmp_path / "tokenizer.json").read_text())
+    content["post_processor"]["special_tokens"]["[SEP]"]["tokens"] = []
+    write_json(tmp_path / "tokenizer.json", content)
+    message = "the post_processor has another number of special tokens than of their ids"
+    with pytest.raises(CheckpointError, match=message):
+        export(resolve(str(tmp_path)), tmp_path / "artifact")
 
 
 def save_without_pooled_prompts(folder: Path, family: str, prompts: dict[str, str]) -> None:
@@ -597,6 +655,23 @@ def test_prompt_that_ends_in_a_special_token_of_one_file_alone_is_refused(tmp_pa
     message = "the prompt 'query' ends in '<|im_start|>', a special token in tokenizer.json alone"
     with pytest.raises(CheckpointError, match=re.escape(message)):
         export(resolve(str(tmp_path)), tmp_path / "artifact")
+
+
+def test_prompt_that_leaves_no_room_for_a_text_is_refused(tmp_path: Path) -> None:
+    """All texts have one vector, so that int8 and quantised vectors find every neighbour."""
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    prompts = {"fits": "w5 " * 21, "long": "w5 " * 22}
+    encoder = SentenceTransformer(str(tmp_path), device="cpu", prompts=prompts)
+    for name, count in (("fits", 2), ("long", 1)):
+        vectors = encoder.encode(["w7", "w9 w40"], prompt_name=name)
+        assert len(np.unique(vectors, axis=0)) == count
+    config = load(tmp_path, Overrides(prompts={"fits": prompts["fits"]}))[1]
+    read_tokenizer(ModelFolder(tmp_path), config, 60)
+    config = load(tmp_path, Overrides(prompts=prompts))[1]
+    with pytest.raises(CheckpointError, match="the prompt 'long' leaves no room for a text within"):
+        read_tokenizer(ModelFolder(tmp_path), config, 60)
+    read_tokenizer(ModelFolder(tmp_path), replace(config, truncation_side="left"), 60)
 
 
 def test_tokenizer_that_fails_on_a_prompt_is_refused(tmp_path: Path) -> None:

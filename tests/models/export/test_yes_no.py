@@ -320,6 +320,16 @@ OTHER_TEMPLATES = {
         CHAT_TEMPLATE.replace("first | default", "first | trim | default"),
         "does not render all texts unchanged",
     ),
+    **{
+        f"with {change} of documents": (
+            CHAT_TEMPLATE.replace("of('document', '')", f"of('document', ''){change}"),
+            "does not render all texts unchanged",
+        )
+        for change in (
+            *("[:8000]", "|replace('\"', '')", "|replace('\\r\\n', '\\n')", "|indent"),
+            *("|replace('<|im_end|>', '')", "|replace('\\u2019', '')"),
+        )
+    },
     "with the document first": (
         CHAT_TEMPLATE.replace("'query'", "'other'")
         .replace("'document'", "'query'")

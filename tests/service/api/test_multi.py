@@ -23,6 +23,7 @@ from models.artifact import Artifact
 from service.inference import call_options
 from service.inference.results import token_pooling
 from service.inference.results import vectors as vector_results
+from service.serve_command import example_request
 from tests.service.api.conftest import client_of
 from tests.service.api.posting import ask
 
@@ -98,6 +99,16 @@ def test_pooled_documents_name_the_vector_of_each_token(
         assert (len(clusters), {*clusters}) == (len(ids), {*range(len(vectors))})
     assert refused.json()["code"] == "wrong_model"
     assert "pools the vectors of tokens" in refused.json()["detail"]
+
+
+def test_example_at_startup_ranks_with_pooled_documents(
+    multi_encoder: Multi, tmp_path: Path
+) -> None:
+    artifact = save_pooled(multi_encoder[1], tmp_path / "pooled")
+    path, body = example_request(artifact.manifest)
+    assert path == "/rerank"
+    for client in client_of(artifact):
+        assert len(ask(client, path, **body)["results"]) == 2
 
 
 def test_text_with_too_many_vectors_to_pool_is_named(

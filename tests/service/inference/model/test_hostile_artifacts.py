@@ -284,6 +284,6 @@ WEIGHTS = npy(np.zeros(32, np.float32))
 def test_faulty_weights_of_queries_are_refused(folder: Path, content: bytes, message: str) -> None:
     replace(folder, QUERY_WEIGHTS, content)
     rules = {"query": {"max_tokens": 9, "looks_up": True}}
-    edit(folder, MANIFEST, token_rules=rules, vocab_size=32)
+    edit(folder, MANIFEST, token_rules=rules, vocab_size=32, baseline_ids={})
     with pytest.raises(ArtifactError, match=f"query_weights.npy {message}"):
         read_query_weights(Artifact.load(folder))
