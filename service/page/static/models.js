@@ -5,9 +5,11 @@ import { showRankingModels } from "./rank_whatif.js";
 import { MODEL, servedModels } from "./request.js";
 import { key, state } from "./state.js";
 
-// With several models, link to the page of each, and offer the others for comparison.
-export async function showModels() {
-  const models = state.models = await servedModels(key());
+// With several models, link to the page of each, and offer the others for comparison, if `isCurrent` after the request.
+export async function showModels(isCurrent) {
+  const models = await servedModels(key());
+  if (!isCurrent()) return;
+  state.models = models;
   const chosen = MODEL ?? state.model?.name;
   byId("models").replaceChildren(...(models.length < 2 ? [] : models.map(({ name }) =>
     element("a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === chosen } }, name))));
