@@ -539,6 +539,13 @@ def test_other_model_has_its_own_scores(browser: Browser, url_of_both: str) -> N
         check_after(row_of(page, passage), scores, index)
 
 
+def test_only_models_that_rank_are_offered(browser: Browser, plain_url: str) -> None:
+    page = opened(browser, plain_url, "w4 w5", "w6 w7")
+    until(lambda: find(page, "[data-option=model]").is_displayed())
+    offered = texts(page, "[data-option=model] option")
+    assert offered == ["this model", "identity-reranker", "multi", "reranker", "sparse"]
+
+
 def choose_model(page: Browser, name: str) -> None:
     page.execute_script(
         "arguments[0].value = arguments[1];"
@@ -556,8 +563,6 @@ def test_other_model_that_is_a_reranker_has_its_logits(browser: Browser, plain_u
     scores = scores_of(plain_url, "w4 w5", passages, model="reranker", raw_scores=True)
     for index, passage in enumerate(passages):
         check_after(row_of(page, passage), scores, index)
-    choose_model(page, "classifier")
-    until(partial(shows, page, "#rank-whatif .problem", "The model "))
 
 
 @pytest.mark.parametrize(
