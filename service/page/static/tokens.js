@@ -14,7 +14,8 @@ export function beginning(text) {
   return drawn === text ? text : `${drawn} … (${count([...text].length - MOST_DRAWN, "more character")}, not shown)`;
 }
 
-export const isWord = ({ text, content }) => text !== null && /[\p{L}\p{N}]/u.test(content);
+// Neither a special token nor punctuation: letters, digits, emoji or flags.
+export const isWord = ({ text, content }) => text !== null && /[\p{L}\p{N}\p{Extended_Pictographic}\p{Regional_Indicator}]/u.test(content);
 
 const bracketed = (token) => (/^\[.+\]$/.test(token) ? token : `[${token}]`);
 
