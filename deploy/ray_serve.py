@@ -10,12 +10,14 @@ Every machine needs the service's packages, and the artifact at the same path.
 
 import asyncio
 from contextlib import ExitStack
+from typing import cast
 
 from fastapi import FastAPI
 from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from models.engines import self_check
 from service.api.state import AppState
@@ -58,6 +60,8 @@ class Replica:
         self._service = create_app(
             self._settings, on_ready=self._started.set, on_fatal=self._report_fatal
         )
+        stack = cast(ASGIApp, self._service.middleware_stack)
+        self._service.middleware_stack = _without_request_id(stack)
         return self._service
 
     def _report_fatal(self, reason: str) -> None:
@@ -81,6 +85,21 @@ class Replica:
             loaded = state.registry.leases_of_loaded_models()
             for model in [leases.enter_context(lease) for lease in loaded]:
                 await asyncio.to_thread(self_check, model.engine, model.artifact)
+
+
+def _without_request_id(app: ASGIApp) -> ASGIApp:
+    """Return an application whose responses lack X-Request-Id: Ray's proxy adds that header."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = [own for own in message["headers"] if own[0] != b"x-request-id"]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await app(scope, receive, send_without_id)
+
+    return run
 
 
 def vitrine(arguments: Arguments) -> Application:

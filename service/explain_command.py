@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +25,12 @@ from service.settings import ModelSettings, ModelsSettings, Settings, from_comma
 # Backgrounds of xterm's palette for effects that lower and that raise a score, weak ones first.
 _LOWERS, _RAISES = (195, 153, 117, 75, 39), (230, 223, 216, 215, 208)
 _ON, _OFF = "\x1b[38;5;16;48;5;{}m", "\x1b[0m"
+# Of these, the unprintable ones are escaped: all but line ends, spaces and joiners, which letters
+# of Persian and Indic scripts and parts of emoji have behind them. Behind ASCII, a joiner hides.
+_ESCAPED = re.compile(
+    r"(?<![^\0-\x7f])[\u200c\u200d]|"
+    r"[^\n\xa0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]+"
+)
 # Maximum number of units of a text in the list of numbers.
 _LISTED = 10
 
@@ -126,12 +133,12 @@ def _lines(text: str, effects: TextEffects, *, has_colours: bool) -> Iterator[st
             yield f"The result less that without each of its {kind}{few}:"
         for unit in listed:
             number = "not measured" if unit.left_out is None else f"{unit.left_out:+.4f}"
-            yield f"  {number}  {printable(' '.join(text[unit.start : unit.end].split()))}"
+            yield f"  {number}  {_escape(' '.join(text[unit.start : unit.end].split()))}"
 
 
 def _escape(text: str) -> str:
-    """Return a text without control characters, in its lines."""
-    return "\n".join(map(printable, text.split("\n")))
+    """Return a text without characters that control a terminal, or hide or reorder text."""
+    return _ESCAPED.sub(lambda found: printable(found[0]), text)
 
 
 def _colour(unit: UnitEffect, largest: float) -> int | None:

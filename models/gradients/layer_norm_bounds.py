@@ -28,15 +28,16 @@ class Exact(NamedTuple):
     operations. With t = r u, the error of xhat_i is at most t (1 + |xhat_i|). The error of ivar is
     at most t ivar, because mean(xhat^2) <= 1.
 
-    t is infinite for rows without a norm: the sum of `sq` overflows the dtype, or `var_eps` is
-    below the smallest normal number of the dtype. t is NaN for rows with NaN or infinity. These
+    t is infinite for rows without a norm: the sum of `x` or `sq` overflows the dtype, or `var_eps`
+    is below the smallest normal number of the dtype. t is NaN for rows with NaN or infinity. These
     rows have no tolerance: their results must equal the float64 results.
     """
 
     forward: reference.ForwardSteps
     backward: reference.BackwardSteps
     t: Array  #            (N, 1)
-    reach: Array  #        (N, 1) ivar mean(|dxhat| (1 + |xhat|)), a bound of the means in dx
+    reach: Array  #        (N, 1) ivar mean(|dxhat| (1 + |xhat|)), a bound of the means in dx;
+    #                             infinite if the terms of a backward step overflow the dtype
     underflow: Array  #    (N, D) error of dx if factors of its terms underflow
 
     def values(self, operands: Operands) -> dict[str, Array]:
@@ -74,9 +75,13 @@ def exact_steps(operands: Operands) -> Exact:
     backward = reference.backward_steps(wide.dout, reference.forward(*arguments)[1])
     spread_terms = np.abs(backward.dxhat) * (1 + np.abs(forward.xhat))  # (N, D)
     reach = forward.ivar * spread_terms.mean(-1, keepdims=True)
+    for terms in (*backward[2:], backward.dxhat * forward.xmu):
+        overflows = np.abs(terms).sum(-1, keepdims=True) >= float(limits.max)
+        reach = np.where(overflows, np.inf, reach)
     is_constant = (np.ptp(rounded, axis=-1, keepdims=True) == 0) & operands.centred
     is_finite = np.isfinite(total).all(-1, keepdims=True)
-    overflows = forward.sq.sum(-1, keepdims=True) >= float(limits.max)
+    sums = [np.abs(terms).sum(-1, keepdims=True) for terms in (total, forward.sq)]
+    overflows = np.fmax(*sums) >= float(limits.max)
     underflows = np.where(is_constant, wide.eps, forward.var_eps) < float(limits.tiny)
     t = np.where(is_finite, _roundings(total.shape[-1]) * limits.eps / 2, np.nan)
     t = np.where(is_finite & (overflows | underflows), np.inf, t)
@@ -87,7 +92,8 @@ def exact_steps(operands: Operands) -> Exact:
 def error_bounds(exact: Exact, operands: Operands) -> dict[str, Array]:
     """Return the error bound of every output and gradient, by name, in the shape of the array.
 
-    Elements that depend on the norm of a row without a norm (see `Exact`) have infinite bounds.
+    Elements that depend on the norm of a row without a norm (see `Exact`) have infinite bounds, and
+    so have gradients that are sums of terms whose absolute values overflow the dtype together.
     """
     limits = np.finfo(operands.x.dtype)
     over_rows = (4 + len(operands.dout)) * limits.eps / 2  # for sums over rows in any order
@@ -112,13 +118,20 @@ def error_bounds(exact: Exact, operands: Operands) -> dict[str, Array]:
         "dresidual": dx + exact.underflow,
         "dgamma": of_rows.sum(0) + over_rows * (size * xhat).sum(0) + limits.tiny,
     }
-    has_no_norm = np.isinf(exact.t)
-    for name, bound in bounds.items():
-        where = has_no_norm if bound.ndim == 2 else has_no_norm.any()
-        bounds[name] = np.where(where, np.inf, bound)
     # The bound of "sum" is 0: x + residual is correctly rounded, and the float64 steps start from
     # this rounded sum.
-    return {**bounds, "sum": np.zeros_like(exact.forward.x), "dbeta": over_rows * size.sum(0)}
+    bounds |= {"sum": np.zeros_like(exact.forward.x), "dbeta": over_rows * size.sum(0)}
+    has_no_norm = np.isinf(exact.t)
+    overflows = has_no_norm | np.isinf(exact.reach)
+    for name, where in {
+        "out": has_no_norm,
+        "dx": overflows,
+        "dresidual": overflows,
+        "dgamma": has_no_norm.any() | ((size * xhat).sum(0) >= float(limits.max)),
+        "dbeta": size.sum(0) >= float(limits.max),
+    }.items():
+        bounds[name] = np.where(where, np.inf, bounds[name])
+    return bounds
 
 
 class Slope(NamedTuple):

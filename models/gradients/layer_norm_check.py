@@ -5,7 +5,8 @@ Outputs and gradients are compared with the float64 reference, within the bounds
 
 Some rows cannot decide whether a result is correct. The norm of a constant row is beta, which a
 wrong implementation may return too. Other rows have no norm: constant rows if eps is 0, and rows
-whose variance overflows or underflows.
+whose sum or variance overflows, or whose variance underflows. Nor can gradients be judged whose
+terms overflow.
 """
 
 from collections.abc import Mapping, Sequence

@@ -14,6 +14,21 @@ _SIMILARITY = (
     "`dot`, the dot product; `euclidean` or `manhattan`, the negative distance; `maxsim` of "
     "multi-vectors; null: the model has no vectors"
 )
+_Outputs = Annotated[
+    list[str],
+    Field(
+        description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
+        "for a model of sparse vectors, `multi` for a multi-vector model, several of these for a "
+        "model like BGE-M3, `logits` for a sequence classification model, "
+        "`tags` for a token classification model"
+    ),
+]
+_Labels = Annotated[
+    list[str],
+    Field(
+        description="Labels of a sequence or token classification model, in the order of its logits"
+    ),
+]
 
 
 class Limits(BaseModel):
@@ -126,15 +141,8 @@ class ServiceInfo(BaseModel):
         "neither does"
     )
     family: str
-    outputs: list[str] = Field(
-        description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
-        "for a model of sparse vectors, `multi` for a multi-vector model, several of these for a "
-        "model like BGE-M3, `logits` for a sequence classification model, "
-        "`tags` for a token classification model"
-    )
-    labels: list[str] = Field(
-        description="Labels of a sequence or token classification model, in the order of its logits"
-    )
+    outputs: _Outputs
+    labels: _Labels
     activation: str | None = Field(
         description="Activation that turns the logits of a sequence classification model into "
         "scores, `sigmoid`, `softmax` or `identity`; null: other models"
@@ -213,6 +221,8 @@ class ModelSummary(BaseModel):
     loaded: bool = Field(
         description="Whether the model is in memory; otherwise the next request for it loads it"
     )
+    outputs: _Outputs
+    labels: _Labels
     similarity: SimilarityName | None = Field(description=_SIMILARITY)
     version: str | None = Field(
         description="Start of `identity` in the description of the model; null: not loaded"

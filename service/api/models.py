@@ -70,7 +70,9 @@ async def models(state: State) -> ModelList:
                 aliases=list(status.aliases),
                 default=status.is_default,
                 loaded=status.model is not None,
-                similarity=status.similarity,
+                outputs=list(status.manifest.outputs),
+                labels=list(status.manifest.labels),
+                similarity=status.manifest.similarity,
                 version=None if status.model is None else status.model.version,
                 weight_bytes=status.weight_bytes,
             )

@@ -21,6 +21,7 @@ import httpx2
 import numpy as np
 import pytest
 import yaml
+from ray.serve._private.http_util import RequestIdMiddleware
 from starlette.testclient import TestClient
 
 from deploy.ray_serve import Arguments, Replica, vitrine
@@ -318,6 +319,16 @@ def test_every_request_is_answered_while_a_node_is_cut_off_and_its_replica_retur
     # Ray sends no request to a second replica: those that fail are sent again by the client.
     handled = Counter(name for names in cluster.handled().values() for name in names)
     assert handled.total() == len(handled)
+
+
+def test_request_id_of_ray_is_the_only_one(settings: Settings) -> None:
+    app = Replica(settings).__serve_build_asgi_app__()
+    with TestClient(app):  # which starts it
+        client = TestClient(RequestIdMiddleware(app))  # of Ray's proxy
+        for path, status in (("/healthz", 200), ("/nowhere", 404)):
+            response = client.get(path, headers={"X-Request-Id": "own"})
+            assert response.status_code == status
+            assert response.headers.get_list("X-Request-Id") == ["own"]
 
 
 async def test_replica_is_unhealthy_once_its_engine_returns_other_vectors(

@@ -132,6 +132,29 @@ def test_escape_sequences_of_a_text_are_not_printed(
     assert "\x1b" not in explained(capsys, small_artifact.path, "a cat", "a \x1b[31mcat")
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\U0001f469\u200d\U0001f469\ufe0f\u200d\U0001f467", None),  # a family
+        ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u0d28\u0d4d\u200d", None),
+        ("Bonjour\xa0: \u30cd\u30b3\u3000\u30a4\u30cc", None),
+        ("pass\u200cword \u200d", "pass\\u200cword \\u200d"),  # they join nothing
+        ("a\u202ecat\u2066 \u200e\x07", "a\\u202ecat\\u2066 \\u200e\\x07"),
+        (
+            "\U0001f3f4\U000e0067 a\u200b\u2060\ufeffb",
+            "\U0001f3f4\\U000e0067 a\\u200b\\u2060\\ufeffb",
+        ),
+    ],
+)
+def test_characters_that_hide_or_reorder_text_are_escaped_and_joiners_are_not(
+    capsys: pytest.CaptureFixture[str], small_artifact: Artifact, text: str, shown: str | None
+) -> None:
+    output = explained(capsys, small_artifact.path, "w", text, "--by", "sentences")
+    *_, line, _, listed = output.splitlines()
+    assert line == (shown or text)
+    assert listed.split()[1:] == (shown or text).split()
+
+
 def test_characters_that_the_terminal_lacks_are_escaped(
     small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from models.artifact import Artifact
 from models.engines import weight_bytes
-from models.manifest import MANIFEST, ArtifactError, Manifest, SimilarityName
+from models.manifest import MANIFEST, ArtifactError, Manifest
 from models.printable import printable
 from service.inference.model.model import Model
 from service.inference.model.opening import DEFAULT_OPTIONS, ModelOptions
@@ -94,7 +94,7 @@ class ModelStatus:
         path: Folder of its artifact.
         created: Modification time of the artifact, as a Unix timestamp in seconds.
         is_default: Whether it serves requests that name no model.
-        similarity: Similarity of its vectors; None: it has no vectors.
+        manifest: Manifest of its artifact.
         weight_bytes: Size of its file of weights, in bytes.
         model: The version that is served; None: the model is not loaded.
         leases: Number of requests in flight.
@@ -105,7 +105,7 @@ class ModelStatus:
     path: Path
     created: int
     is_default: bool
-    similarity: SimilarityName | None
+    manifest: Manifest
     weight_bytes: int
     model: Model | None
     leases: int
@@ -163,7 +163,7 @@ class RegisteredModel:
             self.spec.path,
             self.created,
             is_default,
-            self.manifest.similarity,
+            self.manifest,
             self.size,
             model,
             leases,

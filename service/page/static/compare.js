@@ -12,7 +12,6 @@ export function drawComparison(runs, inputs, model, models) {
   const [first, second] = [0, 1].map((index) => find(`vectors${index}`)?.result?.embeddings);
   if (!first || !second) return [];
   const names = [model.name, find("vectors1").body.model];
-  if (!second.every(isVector)) return [element("p", { className: "problem" }, `The model ${names[1]} has no vectors of whole texts, which this view compares.`)];
   const texts = find("vectors0").body.inputs;
   const similarityOf = (name) => models.find((served) => served.name === name)?.similarity;
   const [left, right] = [first, second].map((vectors, index) => similarities(vectors, similarityOf(names[index])));
@@ -24,9 +23,6 @@ export function drawComparison(runs, inputs, model, models) {
     ...problems,
   ];
 }
-
-// Sparse vectors are objects, and multi-vectors lists of vectors.
-const isVector = (vector) => Array.isArray(vector) && !Array.isArray(vector[0]);
 
 // Each model compares its vectors by the similarity that it declares.
 function similarities(vectors, similarity) {

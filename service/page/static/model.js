@@ -6,7 +6,7 @@ import { ask, Problem, servedPath } from "./request.js";
 export const HAS_GRADIENTS = document.querySelector("meta[name=gradients]").content === "enabled";
 
 const KINDS = { pooled: "embedding", sparse: "sparse", multi: "multi", tags: "tags", spans: "tags" };
-const kindOf = ({ outputs: [output], labels }) =>
+export const kindOf = ({ outputs: [output], labels }) =>
   KINDS[output] ?? (labels.length === 1 ? "reranker" : "classifier");
 
 // `gradients` are the capabilities of the gradient routes, null until they have arrived; `problem` says why they do not.

@@ -49,7 +49,7 @@ function isOffered(name) {
 
 function isReady(name) {
   const { route, isOfTwo } = SECTIONS[name];
-  return state.model !== null && (!route || state.model.gradients !== null) && (!isOfTwo || state.models.length > 1);
+  return state.model !== null && (!route || state.model.gradients !== null) && (!isOfTwo || (state.models.length > 1 && document.querySelector("[name=other]").length > 0));
 }
 
 function showTabs() {
@@ -98,30 +98,37 @@ function prepare(name, { button }) {
   connectExports(name);
 }
 
+// The last call of showModel: a slower answer to an earlier one, as for another key, is dropped.
+let lastCall = null;
+
 // The first answer needs the serving process alone; gradients are added when their process has started.
 async function showModel() {
+  const call = lastCall = {};
+  const isLast = () => call === lastCall;
   try {
     const model = await servedModel(key());
+    if (!isLast()) return;
     const isFirst = state.model === null;
     state.model = model;
     byId("unavailable").textContent = "";
     byId("model").textContent = `${model.name} (${model.kind}) on ${model.info.engine}, ${model.info.precision}`;
     if (model.kind === "tags") {
       showUnexplained();
-      return await showModels();
+      return await showModels(isLast);
     }
     showChoices(model);
     showKind(model.kind, DEFAULTS[model.kind]);
     document.body.dataset.kind = model.kind;
     showTabs();
     if (isFirst) readAddress();
-    await Promise.all([showModels().then(showTabs), isFirst && runAddress(), HAS_GRADIENTS && showGradients(model)]);
+    await Promise.all([showModels(isLast).then(showTabs), isFirst && runAddress(), HAS_GRADIENTS && showGradients(model)]);
   } catch (error) {
     if (!(error instanceof Problem)) throw error;
+    if (!isLast()) return;
     byId("model").textContent = "";
     byId("key").closest("details").open ||= error.needsKey;
     byId("unavailable").textContent = sentenceCase(`${error.message}.`);
-    await showModels();
+    await showModels(isLast);
   }
 }
 

@@ -48,7 +48,9 @@ const MANY_WORDS = 60;
 function unitsOf({ by, a, b, c }) {
   if (by !== "auto") return by;
   const segments = new Intl.Segmenter(undefined, { granularity: "word" }).segment(`${a} ${b} ${c}`);
-  return [...segments].filter(({ isWordLike }) => isWordLike).length > MANY_WORDS ? "auto" : "words";
+  let words = 0;
+  for (const { isWordLike } of segments) if (isWordLike && ++words > MANY_WORDS) return "auto";
+  return "words";
 }
 
 // Raw scores of a reranker are logits, which are not squeezed at the ends as their sigmoid is.

@@ -5,7 +5,7 @@ import { quoted } from "./deletion.js";
 import { nameOfPassage, orderOf } from "./rank.js";
 import { figure } from "./rank_row.js";
 import { scoreBody } from "./questions.js";
-import { largest, slice } from "./tokens.js";
+import { isWord, largest, slice } from "./tokens.js";
 
 // The largest number of tokens that the service takes for explanations: two passages, and the query in both.
 const MAX_TOKENS = 20_000;
@@ -52,7 +52,7 @@ const nounOf = (by) => by.slice(0, -1);
 function sidesOf([query, document], ranking, index) {
   const inQuery = query.words?.length ? "words" : "units";
   const measured = (units, text) => units.filter(({ left_out: value }) => value !== null)
-    .map((unit) => ({ ...unit, effect: unit.left_out, content: slice(text, unit) })).filter(({ content }) => /[\p{L}\p{N}]/u.test(content));
+    .map((unit) => ({ ...unit, effect: unit.left_out, content: slice(text, unit) })).filter(isWord);
   return {
     query: measured(query[inQuery], ranking.query), queryNoun: inQuery === "words" ? "word" : nounOf(query.by),
     units: measured(document.units, ranking.passages[index].text), end: document.end,

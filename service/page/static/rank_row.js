@@ -4,7 +4,7 @@ import { diverging } from "./colours.js";
 import { isCut } from "./deletion.js";
 import { element } from "./dom.js";
 import { rove } from "./roving.js";
-import { largest, slice } from "./tokens.js";
+import { beginning, largest, slice } from "./tokens.js";
 
 const DECIMALS = 4;
 
@@ -34,11 +34,11 @@ export function drawRow({ passages, scores }, index, place, model, isExpected) {
         button("edit", "Edit", { ariaExpanded: "false" }),
         button("undo", "Undo", { hidden: true }),
         button("explain", "Explain in detail"))),
-    element("div", { className: "prose", dir: "auto", role: "group", aria: { label: `Passage of rank ${place + 1}` } }, text),
+    element("div", { className: "prose", dir: "auto", role: "group", aria: { label: `Passage of rank ${place + 1}` } }, beginning(text)),
     element("p", { className: "readout muted" }),
     element("label", { className: "slot editor", hidden: true },
       element("span", { className: "name" }, `Passage of rank ${place + 1}, edited`),
-      element("textarea", { rows: 4 })));
+      element("textarea", { rows: 4, dir: "auto" })));
 }
 
 // Colour a row: once its explanation is there, its units can be struck out.
@@ -87,7 +87,7 @@ function unitOf(unit, content, scale, isTruncated) {
   }, content);
 }
 
-const unread = (content) => element("span", { className: "unread" }, content);
+const unread = (content) => element("span", { className: "unread" }, beginning(content));
 
 // Where the part that the model reads begins or ends, which has its maximum length.
 function cutLine({ kind, info }, place) {

@@ -47,10 +47,10 @@ export function showRankingEdits() {
   showAfter();
 }
 
-// Offer the other models of the service.
-export function showRankingModels(models, chosen) {
+// Offer other models of the service.
+export function showRankingModels(models) {
   const { value } = other;
-  other.replaceChildren(element("option", { value: "" }, "this model"), ...models.filter(({ name }) => name !== chosen).map(({ name }) => element("option", {}, name)));
+  other.replaceChildren(element("option", { value: "" }, "this model"), ...models.map(({ name }) => element("option", {}, name)));
   other.closest("label").hidden = other.options.length < 2;
   setValue(other, value);
 }

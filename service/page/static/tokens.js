@@ -1,13 +1,21 @@
 // Tokens and words of texts as chips, coloured by their scores.
 
 import { diverging } from "./colours.js";
-import { element, exact, notation, raw } from "./dom.js";
+import { count, element, exact, notation, raw } from "./dom.js";
 import { rove } from "./roving.js";
 
-// Offsets from the service count code points, but string indices count UTF-16 code units.
-export const slice = (text, { start, end }) => [...text].slice(start, end).join("");
+// Offsets from the service count code points, but string indices count UTF-16 code units, at most two of them for each.
+export const slice = (text, { start, end = text.length }) => [...text.slice(0, 2 * end)].slice(start, end).join("");
 
-export const isWord = ({ text, content }) => text !== null && /[\p{L}\p{N}]/u.test(content);
+// A browser takes a minute to lay out a million characters.
+const MOST_DRAWN = 10_000;
+export function beginning(text) {
+  const drawn = slice(text, { start: 0, end: MOST_DRAWN });
+  return drawn === text ? text : `${drawn} … (${count([...text].length - MOST_DRAWN, "more character")}, not shown)`;
+}
+
+// Neither a special token nor punctuation: letters, digits, emoji or flags.
+export const isWord = ({ text, content }) => text !== null && /[\p{L}\p{N}\p{Extended_Pictographic}\p{Regional_Indicator}]/u.test(content);
 
 const bracketed = (token) => (/^\[.+\]$/.test(token) ? token : `[${token}]`);
 

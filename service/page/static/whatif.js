@@ -6,7 +6,7 @@ import { measure } from "./measure.js";
 import { Problem } from "./request.js";
 import { number, table } from "./tables.js";
 import { key } from "./state.js";
-import { without } from "./tokens.js";
+import { beginning, without } from "./tokens.js";
 
 const MEASURE_AFTER_MS = 250;
 
@@ -89,7 +89,7 @@ async function compare() {
   try {
     const measured = await measure(before, after, model, result, key(), controller.signal);
     const isEdited = sides.some(({ side }) => before[side] !== after[side]);
-    const edits = sides.filter(({ side }) => before[side] !== after[side]).map(({ side }) => `“${after[side]}”`);
+    const edits = sides.filter(({ side }) => before[side] !== after[side]).map(({ side }) => `“${beginning(after[side])}”`);
     outcome.replaceChildren(
       ...(isEdited ? [muted(`With ${listed(edits)}:`)] : []),
       ...(isEdited ? [table("Result of the served model", ["Result", "Before", "After", "Difference"], measured.map(row)), ...predicted(sides)] : [

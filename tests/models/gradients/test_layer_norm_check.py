@@ -535,6 +535,25 @@ def test_underflow_of_gradients_fails_no_correct_implementation(scale: float, do
         assert v.passes is not False, v
 
 
+@pytest.mark.parametrize("name", ["x", "residual", "gamma", "beta", "dout", "dsum"])
+@pytest.mark.parametrize("sign", ["one", "random"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("centred", [True, False])
+def test_sums_that_overflow_fail_no_correct_implementation(
+    name: str, sign: str, dtype: str, centred: bool
+) -> None:
+    operands = random_operands(dtype=dtype, centred=centred)
+    if name == "x":
+        operands = operands._replace(residual=None, dsum=None)
+    old: Array = getattr(operands, name)
+    signs = np.random.default_rng(0).choice([-1, 1], old.shape) if sign == "random" else 1
+    largest = np.finfo(old.dtype).max * (centred or name != "beta")
+    changes: Any = {name: np.full_like(old, largest) * signs}
+    operands = operands._replace(**changes)
+    for v in judge(rounded_to(operands, np.dtype(dtype).type)):
+        assert v.passes is not False, v
+
+
 @pytest.mark.parametrize("rows", [100, 128, 256])
 @pytest.mark.parametrize("constant", [0.1, 0.3, 0.7])
 def test_equal_gradients_of_many_rows_fail_no_correct_implementation(

@@ -340,9 +340,11 @@ def test_distances_have_no_terms(models: ModelsAndOracles, name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_descriptions_name_the_similarity(models: ModelsAndOracles, name: str) -> None:
     similarity = name.rpartition("-")[2]
-    assert models.client.get(f"/models/{name}/info").json()["similarity"] == similarity
-    served = {m["name"]: m["similarity"] for m in models.client.get("/models").json()["models"]}
-    assert served[name] == similarity
+    info = models.client.get(f"/models/{name}/info").json()
+    assert info["similarity"] == similarity
+    served = {m["name"]: m for m in models.client.get("/models").json()["models"]}
+    for field in ("similarity", "outputs", "labels"):
+        assert served[name][field] == info[field]
 
 
 @pytest.mark.parametrize("dimensions", [None, 8])

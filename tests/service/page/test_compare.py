@@ -13,6 +13,7 @@ from tests.service.page.browsing import (
     find,
     open_page,
     run,
+    shows,
     texts,
     type_text,
     until,
@@ -109,13 +110,14 @@ def test_service_with_one_model_has_nothing_to_compare(browser: Browser, url: st
     assert not find(page, "[name=other]").is_displayed()
 
 
-@pytest.mark.parametrize("other", ["sparse", "multi"])
-def test_model_without_vectors_of_texts_is_not_compared(
-    browser: Browser, plain_url: str, other: str
+def test_only_embedding_models_are_offered_for_comparison(
+    browser: Browser, plain_url: str, url_of_both: str
 ) -> None:
-    address = f"{plain_url}/debug?model=embedding#tab=compare&other={other}"
+    # A link can name a model that was replaced by one of another kind.
+    address = f"{plain_url}/debug?model=embedding#tab=compare&other=sparse"
     page = open_page(browser, address, has_gradients=False)
+    until(lambda: shows(page, "#one-model", "no other embedding model"))
+    assert not find(page, "#compare .go").is_enabled()
+    page = open_page(browser, f"{url_of_both}/debug?model=first#tab=compare")
     until(lambda: find(page, "#compare .go").is_enabled())
-    type_text(page, "compare-texts", "w5 w6\nw7\nw8 w9")
-    shown = run(page, "compare")
-    assert shown == f"The model {other} has no vectors of whole texts, which this view compares."
+    assert texts(page, "[name=other] option") == ["second"]

@@ -328,6 +328,18 @@ def test_offsets_count_code_points(browser: Browser, plain_url: str) -> None:
     assert words == ["\N{CAT FACE}", "A", "cat", "\N{GRINNING FACE}", "sat", "."]
 
 
+def test_field_of_a_text_has_one_direction_that_of_its_first_letter(
+    browser: Browser, plain_url: str
+) -> None:
+    page = opened(browser, plain_url, "embedding", a="1. القط جلس\nA cat sat.", b="A cat.", c="")
+    styles = page.execute_script(
+        "return [...document.querySelectorAll('textarea[name=a], textarea[name=b]')]"
+        ".map(getComputedStyle).map(({direction, unicodeBidi}) => [direction, unicodeBidi])"
+    )
+    # A direction for each paragraph, "plaintext", takes seconds for a million characters.
+    assert styles == [["rtl", "isolate"], ["ltr", "isolate"]]
+
+
 def test_words_of_hebrew_and_arabic_run_from_right_to_left(
     browser: Browser, plain_url: str
 ) -> None:

@@ -245,6 +245,22 @@ def test_cut_line_is_where_the_tokenizer_truncates(
     assert len(page.find_elements(By.CSS_SELECTOR, "#rank .cut")) == 1
 
 
+def test_long_passage_is_drawn_in_part_which_says_how_much_is_missing(
+    browser: Browser, plain_url: str
+) -> None:
+    most = 10_000
+    text = "A cat sat. " * 200 + "\N{CAT FACE}" * (most + 7)
+    page = opened(browser, plain_url, QUERY, text, model="embedding")
+    unread = find(page, "#rank .unread").get_attribute("textContent") or ""
+    read = (find(page, "#rank .prose").get_attribute("textContent") or "").partition("the model")[0]
+    missing = len(text) - len(read) - most
+    drawn, _, note = unread.partition(" \N{HORIZONTAL ELLIPSIS} ")
+    assert drawn == text[len(read) :][:most]
+    assert note == f"({missing:,} more characters, not shown)"
+    find(page, "#rank [data-action=edit]").click()
+    assert find(page, "#rank .editor textarea").get_attribute("value") == text
+
+
 def test_a_query_that_is_not_read_whole_is_named_beside_a_passage_that_is_not(
     browser: Browser, minilm_url: str
 ) -> None:
@@ -523,6 +539,13 @@ def test_other_model_has_its_own_scores(browser: Browser, url_of_both: str) -> N
         check_after(row_of(page, passage), scores, index)
 
 
+def test_only_models_that_rank_are_offered(browser: Browser, plain_url: str) -> None:
+    page = opened(browser, plain_url, "w4 w5", "w6 w7")
+    until(lambda: find(page, "[data-option=model]").is_displayed())
+    offered = texts(page, "[data-option=model] option")
+    assert offered == ["this model", "identity-reranker", "multi", "reranker", "sparse"]
+
+
 def choose_model(page: Browser, name: str) -> None:
     page.execute_script(
         "arguments[0].value = arguments[1];"
@@ -540,8 +563,6 @@ def test_other_model_that_is_a_reranker_has_its_logits(browser: Browser, plain_u
     scores = scores_of(plain_url, "w4 w5", passages, model="reranker", raw_scores=True)
     for index, passage in enumerate(passages):
         check_after(row_of(page, passage), scores, index)
-    choose_model(page, "classifier")
-    until(partial(shows, page, "#rank-whatif .problem", "The model "))
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,13 @@ def test_second_opinion_is_of_a_difference_only_if_the_first_answer_is(
     assert others == ({"dog the"} if has_other else {None})
 
 
+def test_emoji_and_flags_are_named_as_words_are(plain_page: Browser) -> None:
+    family, flag = "\U0001f469\u200d\U0001f467", "\U0001f1e9\U0001f1ea"
+    shown = card(plain_page, score_run({"love": 0.1, family: 0.3}, {flag: -0.2, "!": 0.9}))
+    assert f"“{family}” (text A) and “love” (text A) raise" in shown
+    assert f"“{flag}” (text B) lowers it most." in shown
+
+
 def test_punctuation_is_never_named_as_evidence(plain_page: Browser) -> None:
     shown = card(plain_page, score_run({"cat": 0.1, "?": 0.4}, {"feline": 0.2, "...": -0.4}))
     for word in ("“?”", "“...”"):

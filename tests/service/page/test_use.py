@@ -18,6 +18,7 @@ from tests.service.debug.held_worker import held
 from tests.service.page.browsing import (
     CAT,
     Browser,
+    Json,
     check_console,
     events,
     find,
@@ -169,6 +170,45 @@ def test_missing_and_unknown_keys_are_asked_for_in_the_field_of_the_page(
         until(lambda: shows(browser, "#model", "(embedding) on"))
         assert not find(browser, "#unavailable").text
         browser.execute_script("sessionStorage.clear()")
+
+
+# Holds the response to a path for the key "first", and enters keys.
+_HOLD_FIRST_KEY = """
+const [path, late] = arguments, fetched = window.fetch;
+window.fetch = (url, options) => {
+  const isHeld = url === path && options.headers.Authorization === "Bearer first";
+  if (!isHeld) return fetched(url, options);
+  const headers = {"Content-Type": "application/json"}, status = late.detail ? 401 : 200;
+  const response = new Response(JSON.stringify(late), {status, headers});
+  return new Promise((resolve) => { window.release = () => resolve(response); });
+};
+window.enter = (key) => {
+  const field = document.querySelector("#key");
+  field.value = key;
+  field.dispatchEvent(new Event("change"));
+};
+const requests = () => performance.getEntriesByType("resource").map(({name}) => name);
+window.lists = () => requests().filter((name) => name.endsWith("/models")).length;
+enter("first");
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "late"), [("info", {"detail": "late"}), ("models", {"models": []})]
+)
+def test_late_response_for_an_earlier_key_changes_nothing(
+    browser: Browser, plain_url: str, path: str, late: Json
+) -> None:
+    page = open_page(browser, f"{plain_url}/debug#tab=explain", has_gradients=False)
+    until(lambda: len(texts(page, "#models a")) > 1)
+    shown = texts(page, "#model, #models, #unavailable")
+    page.execute_script(_HOLD_FIRST_KEY, path, late)
+    until(lambda: page.execute_script("return Boolean(window.release)"))
+    page.execute_script("enter('second')")
+    until(lambda: page.execute_script("return lists()") == 2)
+    page.execute_async_script("release(); setTimeout(arguments[0], 100)")
+    assert texts(page, "#model, #models, #unavailable") == shown
+    browser.execute_script("sessionStorage.clear()")
 
 
 def test_link_that_is_opened_in_the_page_itself_runs_too(page: Browser, url: str) -> None:

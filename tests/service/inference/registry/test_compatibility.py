@@ -132,7 +132,7 @@ async def test_incompatible_version_is_refused_unless_it_is_allowed(edited: Edit
         await registry.load(spec(old, "a"))
         await registry.load(spec(dot, "a"), allow_incompatible=True)
         assert registry.current("a").artifact.manifest.similarity == "dot"
-        assert [status.similarity for status in registry.statuses()] == ["dot"]
+        assert [status.manifest.similarity for status in registry.statuses()] == ["dot"]
         with pytest.raises(InvalidInput, match="similarity cosine in place of dot"):
             await registry.load(spec(old, "a"))
         await registry.load(spec(dot, "another"))  # a new model has no clients
