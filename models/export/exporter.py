@@ -36,6 +36,7 @@ from models.export.parity import (
     unattended_in_turn,
 )
 from models.export.query_table import QueryTable, read_query_table
+from models.export.requirements import check_requirements
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import CheckpointSource
 from models.export.static import is_static, read_static
@@ -141,6 +142,7 @@ def export(
     started = time.monotonic()
     report(f"Reading {source.name}")
     files = ModelFolder(source.folder)
+    check_requirements(files)
     terms = license_of(ModelFolder(source.folder), report)  # what it reads is not copied to source/
     if is_static(files):
         return _export_static(

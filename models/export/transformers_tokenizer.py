@@ -6,16 +6,13 @@ pickle, no file elsewhere.
 
 import json
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from packaging.specifiers import SpecifierSet
 from tokenizers import Tokenizer
 
 from models.export.families import MAX_SIZE
 from models.export.model_folder import CheckpointError, ModelFolder, join
-from models.export.modules import MODEL_CONFIG
 from models.export.tokenizer_settings import (
     CHAT_TEMPLATE,
     CONFIG,
@@ -63,27 +60,6 @@ def read_settings(folder: ModelFolder, subfolder: str, model_type: str) -> Token
     )
 
 
-def _check_requirements(folder: ModelFolder) -> None:
-    """Raise CheckpointError if a model requires another version of an installed package.
-
-    Others are not used. As in sentence-transformers, a requirement that is no specifier is ignored.
-    """
-    requirements = folder.json(MODEL_CONFIG, dict, {}).get("requirements")
-    for package, own in requirements.items() if isinstance(requirements, dict) else ():
-        name = "torch" if package == "pytorch" else package
-        specifier = str(own.get("specifier", "") if isinstance(own, dict) else own)
-        try:
-            installed = version(name)
-            is_met = SpecifierSet(specifier, prereleases=True).contains(installed)
-        except (PackageNotFoundError, ValueError):
-            continue
-        if not is_met:
-            raise CheckpointError(
-                f"{MODEL_CONFIG}: the model requires {name}{specifier}, and {name} {installed} is "
-                "installed"
-            )
-
-
 def load_tokenizer(folder: ModelFolder, subfolder: str, model_type: str) -> Any:  # noqa: ANN401
     """Return the tokenizer of transformers, a `TokenizersBackend`, for a model folder.
 
@@ -95,14 +71,12 @@ def load_tokenizer(folder: ModelFolder, subfolder: str, model_type: str) -> Any:
 
     Raises:
         CheckpointError: A file is missing or invalid, transformers cannot load the tokenizer, or
-            the tokenizer does more than its tokenizer.json can say. Or the model requires another
-            version of an installed package.
+            the tokenizer does more than its tokenizer.json can say.
     """
     # Imported late: it takes a second, and the gradient process seldom needs it.
     from transformers import AutoTokenizer, TokenizersBackend
     from transformers.utils import logging
 
-    _check_requirements(folder)
     read_tokenizer_file(folder, subfolder)
     content = folder.bytes(join(subfolder, TOKENIZER), MAX_TOKENIZER_BYTES)
     config = _read_config(folder, subfolder)

@@ -568,31 +568,6 @@ def test_baselines_have_the_tokens_that_the_tokenizer_names(tmp_path: Path) -> N
     assert older.baseline_ids == {"pad": 40}
 
 
-@pytest.mark.parametrize("form", [str, lambda own: {"specifier": own, "reason": "Why."}])
-def test_versions_that_a_model_requires_are_those_of_sentence_transformers(
-    form: Callable[[str], object], tmp_path: Path
-) -> None:
-    save_checkpoint(tmp_path, "bert")
-    save_tokenizer(tmp_path)
-    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
-
-    def require(**packages: str) -> None:
-        own = {"requirements": {name: form(value) for name, value in packages.items()}}
-        write_json(tmp_path / "config_sentence_transformers.json", own)
-
-    require(transformers=">=5.0,<99", pytorch="~=2.0", numpy="newest")
-    SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
-    load(tmp_path)
-    require(transformers=">=5.0", pytorch="~=1.0")
-    with pytest.raises(ImportError, match=r"torch~=1\.0, but torch==2"):
-        SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
-    with pytest.raises(CheckpointError, match=r"the model requires torch~=1\.0, and torch 2"):
-        load(tmp_path)
-    require(flash_attn=">=2")  # not used here
-    load(tmp_path)
-
-
 def test_tokenizer_with_ids_beyond_the_vocabulary_is_rejected(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     save_tokenizer(tmp_path)

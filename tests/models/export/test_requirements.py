@@ -1,0 +1,43 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from models.export.exporter import export
+from models.export.model_folder import CheckpointError, ModelFolder
+from models.export.requirements import check_requirements
+from models.export.sources import CheckpointSource
+from tests.models.checkpoints import (
+    save_checkpoint,
+    save_tokenizer,
+    write_json,
+    write_modules,
+)
+
+
+@pytest.mark.parametrize("form", [str, lambda own: {"specifier": own, "reason": "Why."}])
+def test_required_versions_are_those_of_sentence_transformers(
+    form: Callable[[str], object], tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    save_checkpoint(folder, "bert")
+    save_tokenizer(folder)
+    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
+    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+
+    def require(**packages: str) -> None:
+        own = {"requirements": {name: form(value) for name, value in packages.items()}}
+        write_json(folder / "config_sentence_transformers.json", own)
+
+    require(transformers=">=5.0,<99", pytorch="~=2.0", numpy="newest")
+    SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    check_requirements(ModelFolder(folder))
+    require(transformers=">=5.0", pytorch="~=1.0")
+    with pytest.raises(ImportError, match=r"torch~=1\.0, but torch==2"):
+        SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    with pytest.raises(CheckpointError, match=r"the model requires torch~=1\.0, and torch 2"):
+        export(CheckpointSource(folder, "model", f"folder {folder}", None), tmp_path / "out")
+    require(flash_attn=">=2")  # not used here
+    check_requirements(ModelFolder(folder))
