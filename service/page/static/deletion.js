@@ -1,6 +1,6 @@
 // The first answer: what the result is without each word or sentence, measured by the serving process.
 
-import { card, details, element, exact, listed, muted, shown, signed } from "./dom.js";
+import { card, details, element, embedded, exact, listed, muted, shown, signed } from "./dom.js";
 import { number, table } from "./tables.js";
 import { isWord, largest, legend, scored, slice } from "./tokens.js";
 
@@ -93,7 +93,7 @@ function passage({ name, input, units, words }, scale, canStrike, sentence) {
 export const inSentence = (name) => (name.startsWith("Text ") ? name.replace("T", "t") : `the ${name.toLowerCase()}`);
 
 const MOST_LETTERS = 60;
-export const quoted = ({ content }) => `“${slice(content, { start: 0, end: MOST_LETTERS })}${[...content].length > MOST_LETTERS ? "…" : ""}”`;
+export const quoted = ({ content }) => `“${embedded(slice(content, { start: 0, end: MOST_LETTERS }))}${[...content].length > MOST_LETTERS ? "…" : ""}”`;
 
 // The least size of an effect that matters: a tenth of the largest.
 export const matterOf = (units) => largest(units.map(({ score }) => score)) / 10;

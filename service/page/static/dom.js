@@ -89,6 +89,14 @@ export function exact(value) {
 
 export const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
+const RIGHT_TO_LEFT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}]/u;
+
+// A text within a sentence, so that neither its direction nor its control characters reorder the rest of the sentence.
+export function embedded(text) {
+  const plain = text.replace(/[\u202a-\u202e\u2066-\u2069]/g, (control) => `\\u${control.codePointAt(0).toString(16)}`);
+  return RIGHT_TO_LEFT.test(plain) ? `\u2068${plain}\u2069` : plain;
+}
+
 export const sentenceCase = (sentence) => sentence.replace(/^./u, (first) => first.toUpperCase());
 
 export function listed(items, last = "and") {

@@ -1,7 +1,7 @@
 // Contributions of pairs of words to a similarity: linked rows of words, a ranked list and a heat map.
 
 import { diverging } from "./colours.js";
-import { card, element, exact, facts, listed, percent, shown } from "./dom.js";
+import { card, element, embedded, exact, facts, listed, percent, shown } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { number, table } from "./tables.js";
 import { chips, isWord, largest, legend, unitsOf } from "./tokens.js";
@@ -83,7 +83,7 @@ function linkedRows({ a, b, matrix }, map, partners) {
 function partnerSentence(unit, others, values, name) {
   const best = others.map((other, index) => ({ other, value: values[index] })).filter(({ other }) => isWord(other)).sort((left, right) => right.value - left.value).slice(0, 3);
   if (!best.length) return `Text ${name} has no words.`;
-  return `“${unit.content}” goes best with ${listed(best.map(({ other, value }) => `“${other.content}” (${shown(value)})`))} of text ${name}.`;
+  return `“${embedded(unit.content)}” goes best with ${listed(best.map(({ other, value }) => `“${embedded(other.content)}” (${shown(value)})`))} of text ${name}.`;
 }
 
 // Pairs with special tokens or punctuation have one row: they are many, and say little.

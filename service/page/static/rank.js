@@ -1,7 +1,7 @@
 // The ranking of passages by a query: its requests, and the list with the effects of sentences and words.
 
 import { nameOf } from "./deletion.js";
-import { details, element, muted, sentenceCase } from "./dom.js";
+import { details, element, embedded, muted, sentenceCase } from "./dom.js";
 import { scoreBody } from "./questions.js";
 import { readPassages } from "./rank_passages.js";
 import { drawRow, figure, paintRow } from "./rank_row.js";
@@ -111,10 +111,10 @@ function answerSentence({ scores, order: [first, next], passages, name }) {
 // The passage as it is called in sentences: by its id, or its first words.
 export function nameOfPassage(passages, index) {
   const { id, text } = passages[index];
-  if (id !== null) return `passage ${id}`;
+  if (id !== null) return `passage ${embedded(id)}`;
   const words = text.trim().split(/\s+/u);
   const start = slice(words.slice(0, 6).join(" "), { start: 0, end: 50 });
-  return `“${start}${start === words.join(" ") ? "" : " …"}”`;
+  return `“${embedded(start)}${start === words.join(" ") ? "" : " …"}”`;
 }
 
 // Called after each explanation: the rows stay, with their focus and edits, and are coloured.

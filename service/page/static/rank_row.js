@@ -2,7 +2,7 @@
 
 import { diverging } from "./colours.js";
 import { isCut } from "./deletion.js";
-import { element } from "./dom.js";
+import { element, embedded } from "./dom.js";
 import { rove } from "./roving.js";
 import { beginning, largest, slice } from "./tokens.js";
 
@@ -80,7 +80,7 @@ function paintProse(row, explained, { passages, truncated, query }, index, model
 
 function unitOf(unit, content, scale, isTruncated) {
   const { left_out: value } = unit;
-  const said = value === null ? "Its effect was not measured." : `Without ${/\s/u.test(content) ? "this sentence" : `“${content}”`}, the score${isTruncated ? " of the part that the model reads" : ""} changes by ${figure(-value, true)}. Enter strikes it out.`;
+  const said = value === null ? "Its effect was not measured." : `Without ${/\s/u.test(content) ? "this sentence" : `“${embedded(content)}”`}, the score${isTruncated ? " of the part that the model reads" : ""} changes by ${figure(-value, true)}. Enter strikes it out.`;
   return element("span", {
     className: "unit", role: "button", tabIndex: 0, style: value === null ? {} : diverging(value, scale),
     aria: { pressed: "false" }, data: { action: "strike", said, score: value ?? "" },

@@ -1,7 +1,7 @@
 // Tokens and words of texts as chips, coloured by their scores.
 
 import { diverging } from "./colours.js";
-import { count, element, exact, notation, raw } from "./dom.js";
+import { count, element, embedded, exact, notation, raw } from "./dom.js";
 import { rove } from "./roving.js";
 
 // Offsets from the service count code points, but string indices count UTF-16 code units, at most two of them for each.
@@ -94,7 +94,7 @@ export function chips(units, name, select = () => {}, side = undefined) {
   let scores = [];
   const choose = (index) => {
     if (!side) items.forEach((item, at) => { item.ariaSelected = String(at === index); });
-    if (index !== null) readout.textContent = `${units[index].content} (${units[index].spelled}): ${scores[index] === null ? "not measured" : exact(scores[index])}`;
+    if (index !== null) readout.textContent = `${embedded(units[index].content)} (${embedded(units[index].spelled)}): ${scores[index] === null ? "not measured" : exact(scores[index])}`;
     select(index);
   };
   items.forEach((item, index) => {

@@ -1,7 +1,7 @@
 // Counterfactuals: words struck out or edited, and the result of the served model before and after.
 
 import { explainedTexts, isCut, nameOf } from "./deletion.js";
-import { byId, listed, muted, shown, signed } from "./dom.js";
+import { byId, embedded, listed, muted, shown, signed } from "./dom.js";
 import { measure } from "./measure.js";
 import { Problem } from "./request.js";
 import { number, table } from "./tables.js";
@@ -89,7 +89,7 @@ async function compare() {
   try {
     const measured = await measure(before, after, model, result, key(), controller.signal);
     const isEdited = sides.some(({ side }) => before[side] !== after[side]);
-    const edits = sides.filter(({ side }) => before[side] !== after[side]).map(({ side }) => `“${beginning(after[side])}”`);
+    const edits = sides.filter(({ side }) => before[side] !== after[side]).map(({ side }) => `“${embedded(beginning(after[side]))}”`);
     outcome.replaceChildren(
       ...(isEdited ? [muted(`With ${listed(edits)}:`)] : []),
       ...(isEdited ? [table("Result of the served model", ["Result", "Before", "After", "Difference"], measured.map(row)), ...predicted(sides)] : [
@@ -113,7 +113,7 @@ function predicted(sides) {
   if (!gone.length || sides.some(isCut) || gone.some(({ leftOut }) => leftOut === null)) return [];
   const sum = gone.reduce((total, { leftOut }) => total + leftOut, 0);
   return [muted(gone.length === 1
-    ? `“${gone[0].content}” was left out before: the explanation says ${signed(-sum)}.`
+    ? `“${embedded(gone[0].content)}” was left out before: the explanation says ${signed(-sum)}.`
     : `The numbers of the ${gone.length} words that are struck out add up to a change of ${signed(-sum)}. The sum is not exact, because words act together.`)];
 }
 

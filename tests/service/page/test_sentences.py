@@ -160,6 +160,25 @@ def test_emoji_and_flags_are_named_as_words_are(plain_page: Browser) -> None:
     assert f"“{flag}” (text B) lowers it most." in shown
 
 
+def test_word_reorders_nothing_of_the_sentence_around_it(plain_page: Browser) -> None:
+    # The second one ends the isolate around it.
+    words: Words = {"a\u202ecat": 0.3, "\u2069\u202edog": 0.2}
+    shown = card(plain_page, score_run(words, {"b": 0.1}))
+    assert "“a\\u202ecat” (text A), “\\u2069\\u202edog” (text A) and “b” (text B) raise" in shown
+    hebrew = "\u05d7\u05ea\u05d5\u05dc"
+    shown = card(plain_page, score_run({hebrew: 0.3}, {"b": 0.1}))
+    assert f"“\u2068{hebrew}\u2069” (text A) and “b” (text B) raise" in shown
+    # Between letters of Hebrew and the number, the colon would be on the other side of both.
+    drawn = (
+        "{ const [unit] = values; const {node, paint} = own.chips([unit], 'a'); paint([-0.5], 1);"
+        "node.querySelector('li').dispatchEvent(new Event('focus'));"
+        "return node.querySelector('p').textContent; }"
+    )
+    unit = {"text": 0, "content": hebrew, "spelled": hebrew}
+    readout = value_of(plain_page, "tokens", drawn, unit)
+    assert readout == f"\u2068{hebrew}\u2069 (\u2068{hebrew}\u2069): \N{MINUS SIGN}0.5"
+
+
 def test_punctuation_is_never_named_as_evidence(plain_page: Browser) -> None:
     shown = card(plain_page, score_run({"cat": 0.1, "?": 0.4}, {"feline": 0.2, "...": -0.4}))
     for word in ("“?”", "“...”"):
