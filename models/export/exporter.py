@@ -41,7 +41,7 @@ from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import CheckpointSource
 from models.export.static import is_static, read_static
 from models.export.static_artifact import static_cases, static_check, static_manifest
-from models.export.token_rules import hybrid_rules, token_rules
+from models.export.token_rules import check_room_for_texts, hybrid_rules, token_rules
 from models.export.tokenizer_file import read_tokenizer
 from models.manifest import (
     CALIBRATION,
@@ -160,7 +160,7 @@ def export(
     tokenizer = read_tokenizer(files, config, model.encoder.config.vocab_size)
     table = read_query_table(files, config, tokenizer, model.encoder.config.vocab_size)
     rules = _rules(model, tokenizer, config, table)
-    _check_room(tokenizer, config)
+    _check_room(tokenizer, config, rules)
     with new_folder(out) as folder:
         tokenizer.save(str(folder / TOKENIZER))
         if table:
@@ -222,6 +222,8 @@ def _export_static(
     if int8 or dtypes.keys() != {"cpu"}:
         raise ArtifactError("a static model has no network: it is exported in float32, for CPUs")
     model = read_static(files, overrides)
+    rules = {"": model.rules}
+    check_room_for_texts(model.tokenizer, model.prompts, rules, model.truncation_side)
     with new_folder(out) as folder:
         model.tokenizer.save(str(folder / TOKENIZER))
         np.save(folder / EMBEDDINGS, model.table.numpy())
@@ -289,14 +291,18 @@ def _with_hub_settings(overrides: Overrides, files: ModelFolder, source: str) ->
     return overrides
 
 
-def _check_room(tokenizer: Tokenizer, config: SentenceConfig) -> None:
-    """Raise CheckpointError if the template or the labels of a row leave no room for a text."""
+def _check_room(
+    tokenizer: Tokenizer, config: SentenceConfig, rules: Mapping[str, TokenRules]
+) -> None:
+    """Raise CheckpointError if template, labels or prompt of a row leave no room for a text."""
     if config.spans and (least := least_tokens(tokenizer, config.spans.rules)) > config.max_tokens:
         raise CheckpointError(
             f"--max-tokens {config.max_tokens} leaves no room for labels and a text; at least "
             f"{least} is required"
         )
     if (template := config.pair_template) is None:
+        rules = {"": TokenRules(max_tokens=config.max_tokens), **rules}
+        check_room_for_texts(tokenizer, config.prompts, rules, config.truncation_side)
         return
     texts = [template.prefix, *template.body("", "", ""), template.suffix]
     encodings = tokenizer.encode_batch(texts, add_special_tokens=False)

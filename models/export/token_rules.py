@@ -1,6 +1,6 @@
 """Rules for tokens of sparse vectors and multi-vectors, by the ids of a tokenizer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tokenizers import AddedToken, Tokenizer
@@ -9,6 +9,7 @@ from models.export import hybrid
 from models.export.model_folder import CheckpointError
 from models.export.multi_vector import KINDS, Expansion, MultiVectorConfig
 from models.export.sentence_config import SentenceConfig
+from models.export.tokenizer_settings import text_failures
 from models.manifest import TokenRules
 from models.network.config import EncoderConfig
 
@@ -94,6 +95,30 @@ def hybrid_rules(config: SentenceConfig, tokenizer: Tokenizer) -> TokenRules:
         first=hybrid.FIRST_VECTOR,
         unweighted=_ids(tokenizer, config.unweighted),
     )
+
+
+def check_room_for_texts(
+    tokenizer: Tokenizer,
+    prompts: Mapping[str, str],
+    rules: Mapping[str, TokenRules],
+    truncation_side: str,
+) -> None:
+    """Raise CheckpointError if a prompt leaves no room for a text.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        prompts: Prompts of the model, by name.
+        rules: Rules for tokens by prompt name; "": those of other prompts.
+        truncation_side: Side on which rows are truncated; on the left, they lose the prompt first.
+    """
+    for name, prompt in prompts.items():
+        rule = rules.get(name, rules[""])
+        with text_failures(f"the tokenizer fails on the prompt {name!r}"):
+            ids = tokenizer.encode(prompt, add_special_tokens=not rule.looks_up).ids
+        if prompt and truncation_side == "right" and len(ids) >= rule.max_tokens:
+            raise CheckpointError(
+                f"the prompt {name!r} leaves no room for a text within {rule.max_tokens} tokens"
+            )
 
 
 def _ids(tokenizer: Tokenizer, tokens: Sequence[str]) -> tuple[int, ...]:

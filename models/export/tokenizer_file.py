@@ -78,7 +78,8 @@ def read_tokenizer(
     if sentence_config.lowercase:
         _add_lowercase(tokenizer)
         check_random(tokenizer, join(subfolder, TOKENIZER))
-    _check_prompts(tokenizer, reference, sentence_config)
+    if not sentence_config.include_prompt:
+        _check_prompts(tokenizer, reference, sentence_config)
     if sentence_config.spans:
         check_tokenizer(tokenizer, reference, sentence_config.spans)
     if sentence_config.multi:
@@ -104,20 +105,12 @@ def _check_types(tokenizer: Tokenizer, config: SentenceConfig, name: str) -> Non
 
 
 def _check_prompts(tokenizer: Tokenizer, reference: Any, config: SentenceConfig) -> None:  # noqa: ANN401
-    """Raise CheckpointError if a prompt leaves no room for a text, or its end is ambiguous.
-
-    Without `include_prompt`, its end can count otherwise in sentence-transformers.
-    """
-    drops_texts = config.pair_template is None and config.truncation_side == "right"
+    """Raise CheckpointError if the end of a prompt counts otherwise in sentence-transformers."""
     added = tokenizer.get_added_tokens_decoder()
     for name, prompt in config.prompts.items():
         with text_failures(f"the tokenizer fails on the prompt {name!r}"):
             ids = tokenizer.encode(prompt).ids if prompt else []
-        if drops_texts and len(ids) >= config.max_tokens:
-            raise CheckpointError(
-                f"the prompt {name!r} leaves no room for a text within {config.max_tokens} tokens"
-            )
-        if config.include_prompt or not ids:
+        if not ids:
             continue
         is_special = prompt_length(ids, added) < len(ids)
         if is_special != (ids[-1] in reference.all_special_ids):

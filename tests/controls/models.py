@@ -156,8 +156,8 @@ GUARDS = (
         f"{_K}test_do_lower_case_equals_sentence_transformers",
     ),
     Guard(
-        "models/export/tokenizer_file.py",
-        "if drops_texts and len(ids) >= config.max_tokens:",
+        "models/export/token_rules.py",
+        'if prompt and truncation_side == "right" and len(ids) >= rule.max_tokens:',
         "if False:",
         f"{_K}test_prompt_that_leaves_no_room_for_a_text_is_refused",
     ),

@@ -360,6 +360,15 @@ def test_lengths_are_limited_by_the_override(tmp_path: Path) -> None:
         rules_of(tmp_path / "saved", Overrides(max_tokens=15))
 
 
+def test_prompt_that_leaves_no_room_for_a_query_is_refused(tmp_path: Path) -> None:
+    oracle = save_model(tmp_path, query_expansion=EXPANSION, prompts={"query": "w5 " * 14})
+    first, second = oracle.encode_query(["w7", "w9 w40"])
+    assert np.array_equal(first, second)
+    message = "the prompt 'query' leaves no room for a text within 16 tokens"
+    with pytest.raises(CheckpointError, match=message):
+        export(resolve(str(tmp_path / "saved")), tmp_path / "artifact")
+
+
 @pytest.mark.parametrize("overrides", [{"pooling": ["cls"]}, {"normalize": False}])
 def test_settings_of_embeddings_are_refused(tmp_path: Path, overrides: dict[str, Any]) -> None:
     save_model(tmp_path)

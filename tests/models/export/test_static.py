@@ -202,6 +202,15 @@ def test_invalid_maximum_length_names_the_option(
     refused(tmp_path / "model", f"--max-tokens is {limit}; it must be from 1", max_tokens=limit)
 
 
+@pytest.mark.parametrize("save", [save_model2vec, save_static_embedding])
+def test_prompt_that_leaves_no_room_for_a_text_is_refused(
+    save: Callable[..., Any], tmp_path: Path
+) -> None:
+    save(tmp_path / "model", word_pieces())
+    message = "the prompt 'long' leaves no room for a text within 4 tokens"
+    refused(tmp_path / "model", message, max_tokens=4, prompts={"long": "w1 w2 w3 w4 "})
+
+
 def test_target_for_gpus_is_refused(tmp_path: Path) -> None:
     save_model2vec(tmp_path / "model", word_pieces())
     with pytest.raises(ArtifactError, match="a static model has no network"):

@@ -21,8 +21,10 @@ from models.export.exporter import export
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import resolve
+from models.export.token_rules import check_room_for_texts
 from models.export.tokenizer_file import read_tokenizer, tokenizer_of_source
 from models.export.transformers_tokenizer import load_tokenizer, read_settings
+from models.manifest import TokenRules
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import (
     edit_json,
@@ -641,12 +643,14 @@ def test_prompt_that_leaves_no_room_for_a_text_is_refused(tmp_path: Path) -> Non
     for name, count in (("fits", 2), ("long", 1)):
         vectors = encoder.encode(["w7", "w9 w40"], prompt_name=name)
         assert len(np.unique(vectors, axis=0)) == count
-    config = load(tmp_path, Overrides(prompts={"fits": prompts["fits"]}))[1]
-    read_tokenizer(ModelFolder(tmp_path), config, 60)
-    config = load(tmp_path, Overrides(prompts=prompts))[1]
     with pytest.raises(CheckpointError, match="the prompt 'long' leaves no room for a text within"):
-        read_tokenizer(ModelFolder(tmp_path), config, 60)
-    read_tokenizer(ModelFolder(tmp_path), replace(config, truncation_side="left"), 60)
+        export(resolve(str(tmp_path)), tmp_path / "artifact", overrides=Overrides(prompts=prompts))
+    config = load(tmp_path)[1]
+    tokenizer = read_tokenizer(ModelFolder(tmp_path), config, 60)
+    rules = {"": TokenRules(max_tokens=config.max_tokens)}
+    check_room_for_texts(tokenizer, {"fits": prompts["fits"]}, rules, "right")
+    check_room_for_texts(tokenizer, prompts, rules, "left")
+    check_room_for_texts(tokenizer, prompts, rules | {"long": TokenRules(max_tokens=25)}, "right")
 
 
 def test_tokenizer_that_fails_on_a_prompt_is_refused(tmp_path: Path) -> None:
