@@ -102,12 +102,8 @@ def _check_device(name: str) -> str:
     return name
 
 
-# OpenTelemetry's variables of files for TLS. Exports without one of them fail, one after the other.
-_TLS_FILES = [
-    f"OTEL_EXPORTER_OTLP_{signal}{file}"
-    for signal in ("", "TRACES_")
-    for file in ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
-]
+# Ends of OpenTelemetry's variables of files for TLS. Without one of these files, all exports fail.
+_TLS_FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
 
 # Errors whose messages name types of Python.
 _MESSAGES = {
@@ -534,9 +530,11 @@ def traces_endpoint() -> str | None:
             raise ValueError(f"{name}: the only supported value is {supported}")
     if not re.match(r"https?://[^/]", endpoint):
         raise ValueError(f"{source} must be a URL, such as http://localhost:4318")
-    for name in _TLS_FILES if endpoint.startswith("https") else ():
-        if (file := os.environ.get(name)) and not os.access(file, os.R_OK):
-            raise ValueError(f"{name}: {file} cannot be read")
+    for file in _TLS_FILES if endpoint.startswith("https") else ():
+        names = (f"OTEL_EXPORTER_OTLP_TRACES_{file}", f"OTEL_EXPORTER_OTLP_{file}")
+        variable = next(filter(os.environ.get, names), None)  # the first one applies
+        if variable and not os.access(os.environ[variable], os.R_OK):
+            raise ValueError(f"{variable}: {os.environ[variable]} cannot be read")
     return endpoint
 
 

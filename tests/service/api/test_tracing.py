@@ -688,6 +688,14 @@ def test_unsupported_variable_stops_the_start(
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a", "OTEL_TRACES_EXPORTER": "none"}, None),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://a", "OTEL_SDK_DISABLED": "true"}, None),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": ""}, None),
+        (
+            {
+                "OTEL_EXPORTER_OTLP_ENDPOINT": "https://a:1",
+                "OTEL_EXPORTER_OTLP_CERTIFICATE": "/nowhere",  # of other signals
+                "OTEL_EXPORTER_OTLP_TRACES_CERTIFICATE": __file__,
+            },
+            "https://a:1/v1/traces",
+        ),
     ],
 )
 def test_endpoint_is_that_of_the_standard_variables(
