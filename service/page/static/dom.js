@@ -89,7 +89,8 @@ export function exact(value) {
 
 export const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
-const RIGHT_TO_LEFT = /[\p{Script=Hebrew}\p{Script=Arabic}\p{Script=Syriac}\p{Script=Thaana}]/u;
+// Unicode's blocks of scripts that run from right to left, and its mark of that direction.
+const RIGHT_TO_LEFT = /[\u0590-\u08ff\u200f\ufb1d-\ufdff\ufe70-\ufeff\u{10800}-\u{10fff}\u{1e800}-\u{1efff}]/u;
 
 // A text within a sentence, so that neither its direction nor its control characters reorder the rest of the sentence.
 export function embedded(text) {

@@ -165,9 +165,10 @@ def test_word_reorders_nothing_of_the_sentence_around_it(plain_page: Browser) ->
     words: Words = {"a\u202ecat": 0.3, "\u2069\u202edog": 0.2}
     shown = card(plain_page, score_run(words, {"b": 0.1}))
     assert "“a\\u202ecat” (text A), “\\u2069\\u202edog” (text A) and “b” (text B) raise" in shown
-    hebrew = "\u05d7\u05ea\u05d5\u05dc"
-    shown = card(plain_page, score_run({hebrew: 0.3}, {"b": 0.1}))
-    assert f"“\u2068{hebrew}\u2069” (text A) and “b” (text B) raise" in shown
+    hebrew, other_script, with_mark = "\u05d7\u05ea\u05d5\u05dc", "\u07ca\U0001e900", "cat\u200f"
+    for word in (hebrew, other_script, with_mark):
+        shown = card(plain_page, score_run({word: 0.3}, {"b": 0.1}))
+        assert f"“\u2068{word}\u2069” (text A) and “b” (text B) raise" in shown
     # Between letters of Hebrew and the number, the colon would be on the other side of both.
     drawn = (
         "{ const [unit] = values; const {node, paint} = own.chips([unit], 'a'); paint([-0.5], 1);"
