@@ -554,6 +554,19 @@ def test_sums_that_overflow_fail_no_correct_implementation(
         assert v.passes is not False, v
 
 
+# Of the sum of dxhat * xmu, and of steps that are divided by the small deviation.
+@pytest.mark.parametrize(("of_input", "of_gamma"), [(1e3, 1e35), (1e-15, 1e37)])
+@pytest.mark.parametrize("centred", [True, False])
+def test_steps_backward_that_overflow_fail_no_correct_implementation(
+    of_input: float, of_gamma: float, centred: bool
+) -> None:
+    operands = random_operands(seed=8, centred=centred)
+    x, gamma = of_input * operands.x, of_gamma * operands.gamma
+    operands = operands._replace(x=x, gamma=gamma, residual=None, dsum=None)
+    for v in judge(rounded_to(operands, np.float32)):
+        assert v.passes is not False, v
+
+
 @pytest.mark.parametrize("rows", [100, 128, 256])
 @pytest.mark.parametrize("constant", [0.1, 0.3, 0.7])
 def test_equal_gradients_of_many_rows_fail_no_correct_implementation(
