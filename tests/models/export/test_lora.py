@@ -1,11 +1,13 @@
 """LoRA adapters in PEFT's files, against the models that transformers and PEFT make of them."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from huggingface_hub import hf_hub_download, snapshot_download
 from peft import LoraConfig
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
@@ -18,6 +20,7 @@ from models.export.exporter import export
 from models.export.model_folder import CheckpointError
 from models.export.sources import resolve
 from models.gradients.reference_model import ReferenceModel
+from tests.hub import serving_hub
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 
 ROW = [0, 7, 21, 4, 9, 2]
@@ -71,6 +74,20 @@ def test_weights_are_those_of_the_base_model_with_the_adapter(
     actual = load(tmp_path / "adapter")[0].encoder(torch.tensor([ROW]))
     assert (base.last_hidden_state - expected.last_hidden_state).abs().max() > 0.1
     torch.testing.assert_close(actual, expected.last_hidden_state, rtol=1e-5, atol=1e-5)
+
+
+def test_base_model_on_the_hub_needs_the_files_alone_that_transformers_caches(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    save_adapter(tmp_path, target_modules=["query"])
+    edit_json(tmp_path / "adapter/adapter_config.json", base_model_name_or_path="someone/base")
+    with serving_hub() as hub:
+        hub.add("someone/base", tmp_path / "base")
+        place: Any = {"endpoint": hub.url, "cache_dir": tmp_path / "hub"}
+        for name in ("config.json", "model.safetensors"):
+            hf_hub_download("someone/base", name, **place)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", partial(snapshot_download, **place))
+    assert load(tmp_path / "adapter")[0].encoder.config.d_model == 32
 
 
 @pytest.mark.slow

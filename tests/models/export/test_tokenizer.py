@@ -570,6 +570,14 @@ def test_baselines_have_the_tokens_that_the_tokenizer_names(tmp_path: Path) -> N
     assert older.baseline_ids == {"pad": 40}
 
 
+def test_baseline_has_no_token_without_an_embedding(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    save_tokenizer(tmp_path)
+    edit_json(tmp_path / "tokenizer_config.json", mask_token="<mask>")  # noqa: S106
+    assert transformers.AutoTokenizer.from_pretrained(tmp_path).mask_token_id == 60
+    assert load(tmp_path)[1].baseline_ids == {"pad": 1}
+
+
 def test_tokenizer_with_ids_beyond_the_vocabulary_is_rejected(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, "bert")
     save_tokenizer(tmp_path)
