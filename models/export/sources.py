@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from models.artifact import sha256
@@ -253,13 +254,21 @@ def _snapshot(model: str, revision: str | None, *, is_base: bool) -> Path:
         Exception: Any other error of `snapshot_download`.
     """
     from huggingface_hub import get_cached_repo_tree, snapshot_download
-    from huggingface_hub.errors import CachedRepoTreeNotFoundError, IncompleteSnapshotError
+    from huggingface_hub.errors import (
+        CachedRepoTreeNotFoundError,
+        DryRunError,
+        IncompleteSnapshotError,
+    )
 
-    folder = Path(snapshot_download(model, revision=revision, allow_patterns=_FILES))
+    download = partial(snapshot_download, model, allow_patterns=_FILES)
+    folder = Path(download(revision=revision))
     if not is_base and not (folder / "modules.json").exists():
-        try:
+        with suppress(CachedRepoTreeNotFoundError):
             get_cached_repo_tree(model, revision=folder.name, cache_dir=folder.parents[2])
-        except CachedRepoTreeNotFoundError as error:
+            return folder
+        try:  # the hub's list is not cached either if the cache cannot be written
+            download(revision=revision, dry_run=True)
+        except DryRunError as error:
             raise IncompleteSnapshotError(str(error), str(folder)) from error
     return folder
 

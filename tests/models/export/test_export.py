@@ -618,6 +618,23 @@ def test_files_that_another_library_has_cached_are_not_the_whole_model(
         assert resolve("someone/model").folder == folder
 
 
+def test_hub_model_in_a_cache_that_cannot_be_written_is_complete_if_the_hub_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "model").mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / "model" / name).write_text("{}")
+    monkeypatch.setattr("huggingface_hub._snapshot_download.write_tree_cache", lambda *_: None)
+    with serving_hub() as hub:
+        hub.add("someone/model", tmp_path / "model")
+        place: Any = {"endpoint": hub.url, "cache_dir": tmp_path / "hub"}
+        of_hub = partial(snapshot_download, **place)
+        monkeypatch.setattr("huggingface_hub.snapshot_download", of_hub)
+        assert resolve("someone/model").name == "someone/model"
+    with pytest.raises(SourceError, match="the Hugging Face hub cannot be reached"):
+        resolve("someone/model")
+
+
 def test_hub_model_without_safetensors_is_rejected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
