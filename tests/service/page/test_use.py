@@ -194,7 +194,12 @@ enter("first");
 
 
 @pytest.mark.parametrize(
-    ("path", "late"), [("info", {"detail": "late"}), ("models", {"models": []})]
+    ("path", "late"),
+    [
+        ("info", {"detail": "late"}),
+        ("info", {"model": "late", "outputs": ["pooled"], "labels": []}),
+        ("models", {"models": []}),
+    ],
 )
 def test_late_response_for_an_earlier_key_changes_nothing(
     browser: Browser, plain_url: str, path: str, late: Json
