@@ -26,9 +26,10 @@ from service.settings import ModelSettings, ModelsSettings, Settings, from_comma
 _LOWERS, _RAISES = (195, 153, 117, 75, 39), (230, 223, 216, 215, 208)
 _ON, _OFF = "\x1b[38;5;16;48;5;{}m", "\x1b[0m"
 # Of these, the unprintable ones are escaped: all but line ends, spaces and joiners, which letters
-# of Persian and Indic scripts and parts of emoji have behind them. Behind ASCII, a joiner hides.
+# of Persian and Indic scripts and parts of emoji have behind them. Others, such as those behind
+# ASCII, hide.
 _ESCAPED = re.compile(
-    r"(?<![^\0-\x7f])[\u200c\u200d]|"
+    r"(?<![^\0-\x7f\u200c\u200d])[\u200c\u200d]|"
     r"[^\n\xa0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]+"
 )
 # Maximum number of units of a text in the list of numbers.

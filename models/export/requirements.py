@@ -1,5 +1,6 @@
 """The versions of packages that a model requires, as sentence-transformers reads them."""
 
+import platform
 from importlib.metadata import PackageNotFoundError, version
 
 from packaging.specifiers import SpecifierSet
@@ -9,7 +10,7 @@ from models.export.modules import MODEL_CONFIG
 
 
 def check_requirements(folder: ModelFolder) -> None:
-    """Raise CheckpointError if a model requires another version of an installed package.
+    """Raise CheckpointError if a model requires another version of an installed package or Python.
 
     Packages that are not installed are not used. A requirement that is no specifier is ignored, as
     in sentence-transformers.
@@ -19,7 +20,7 @@ def check_requirements(folder: ModelFolder) -> None:
         name = "torch" if package == "pytorch" else package
         specifier = str(own.get("specifier", "") if isinstance(own, dict) else own)
         try:
-            installed = version(name)
+            installed = platform.python_version() if name == "python" else version(name)
             is_met = SpecifierSet(specifier, prereleases=True).contains(installed)
         except (PackageNotFoundError, ValueError):
             continue

@@ -139,6 +139,7 @@ def test_escape_sequences_of_a_text_are_not_printed(
         ("\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \u0d28\u0d4d\u200d", None),
         ("Bonjour\xa0: \u30cd\u30b3\u3000\u30a4\u30cc", None),
         ("pass\u200cword \u200d", "pass\\u200cword \\u200d"),  # they join nothing
+        ("a\u200d\u200db \u0645\u200c\u200c", "a\\u200d\\u200db \u0645\u200c\\u200c"),
         ("a\u202ecat\u2066 \u200e\x07", "a\\u202ecat\\u2066 \\u200e\\x07"),
         (
             "\U0001f3f4\U000e0067 a\u200b\u2060\ufeffb",

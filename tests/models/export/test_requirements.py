@@ -39,5 +39,10 @@ def test_required_versions_are_those_of_sentence_transformers(
         SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     with pytest.raises(CheckpointError, match=r"the model requires torch~=1\.0, and torch 2"):
         export(CheckpointSource(folder, "model", f"folder {folder}", None), tmp_path / "out")
+    require(python=">=3,<3.1")
+    with pytest.raises(ImportError, match=r"python>=3,<3\.1, but"):
+        SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    with pytest.raises(CheckpointError, match=r"requires python>=3,<3\.1, and python 3\.\d+\.\d+"):
+        check_requirements(ModelFolder(folder))
     require(flash_attn=">=2")  # not used here
     check_requirements(ModelFolder(folder))
