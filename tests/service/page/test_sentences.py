@@ -337,3 +337,19 @@ def test_entries_are_those_of_the_text_that_stands_there(browser: Browser, spars
         setTimeout(() => { window.fetch = ask; done(bodies); }, 2000);
     """)
     assert not any("w11" in body for body in requested)
+
+
+def test_entries_are_requested_again_after_a_failed_request(
+    browser: Browser, sparse_url: str
+) -> None:
+    page = open_page(browser, f"{sparse_url}/debug#tab=attribute&a=w7", "sparse")
+    until(lambda: texts(page, "#vocabulary button"))
+    page.execute_script("""
+        window.answered = window.fetch;
+        window.fetch = () => Promise.reject(new TypeError());
+    """)
+    type_text(page, "a", "w11")
+    until(lambda: not texts(page, "#vocabulary button"))
+    page.execute_script("window.fetch = window.answered")
+    find(page, "[name=token]").send_keys("w")
+    until(lambda: texts(page, "#vocabulary button"))
