@@ -179,6 +179,18 @@ def test_word_reorders_nothing_of_the_sentence_around_it(plain_page: Browser) ->
     assert readout == f"\u2068{hebrew}\u2069 (\u2068{hebrew}\u2069): \N{MINUS SIGN}0.5"
 
 
+def test_number_stays_behind_a_label_that_runs_from_right_to_left(plain_page: Browser) -> None:
+    hebrew = "\u05d7\u05ea\u05d5\u05dc"
+    run = {"result": {"kind": "label", "explanations": [{"label": hebrew}]}}
+    assert value_of(plain_page, "deletion", "own.nameOf(values[0])", run) == (
+        f"score of \u2068{hebrew}\u2069"
+    )
+    drawn = "own.totals({value: 0.5, label: values[0]}, values[1]).textContent"
+    target = {"type": "label", "versus": f"{hebrew} 2"}
+    shown = f"logit of \u2068{hebrew}\u2069 \N{MINUS SIGN} \u2068{hebrew} 2\u2069"
+    assert shown in value_of(plain_page, "attribution", drawn, hebrew, target)
+
+
 def test_punctuation_is_never_named_as_evidence(plain_page: Browser) -> None:
     shown = card(plain_page, score_run({"cat": 0.1, "?": 0.4}, {"feline": 0.2, "...": -0.4}))
     for word in ("“?”", "“...”"):
