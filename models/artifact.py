@@ -273,7 +273,8 @@ def create_beside(path: Path) -> Path:
     """
     _refuse_existing(path)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():  # a file, which mkdir would only say to exist, may be there
+            path.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     except OSError as error:
         raise ArtifactError(f"{path} cannot be created: {error.strerror}") from None
