@@ -253,22 +253,37 @@ def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary directory, which is renamed to `path` if the block ends without an error.
 
     Raises:
-        ArtifactError: `path` exists, or another process has made it when the block ends.
+        ArtifactError: `path` exists, or cannot be created, or another process has made it when the
+            block ends.
     """
-    refuse_existing(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
-    # mkdtemp creates directories with mode 0700, and the service may run as another user.
-    temporary.chmod(0o755)
+    temporary = create_beside(path)
     try:
         yield temporary
-        refuse_existing(path)
+        _refuse_existing(path)
         temporary.rename(path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def refuse_existing(path: Path) -> None:
+def create_beside(path: Path) -> Path:
+    """Create a directory beside a path that is to be created, and return it.
+
+    Raises:
+        ArtifactError: `path` exists, or cannot be created.
+    """
+    _refuse_existing(path)
+    try:
+        if not path.parent.exists():  # a file, which mkdir would only say to exist, may be there
+            path.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+    except OSError as error:
+        raise ArtifactError(f"{path} cannot be created: {error.strerror}") from None
+    # mkdtemp creates directories with mode 0700, and the service may run as another user.
+    made.chmod(0o755)
+    return made
+
+
+def _refuse_existing(path: Path) -> None:
     """Raise ArtifactError if `path` exists, or is a link to nothing."""
     if os.path.lexists(path):
         raise ArtifactError(f"{path} already exists; remove it or choose another --out")

@@ -5,6 +5,10 @@ direction of text, and bytes that are not UTF-8. In a log they could forge lines
 they could not be written.
 """
 
+import re
+from unicodedata import bidirectional
+
+_DIRECTION = re.compile("[\u202a-\u202e\u2066-\u2069]")
 # Longest part of a library's error that a message repeats, in characters.
 _MAX_REASON = 500
 
@@ -22,3 +26,14 @@ def reason_of(error: BaseException) -> str:
     """Return the message of a library's error for a message of ours: on one line, and not long."""
     text = printable(str(error).strip() or type(error).__name__)
     return text if len(text) <= _MAX_REASON else f"{text[:_MAX_REASON]}..."
+
+
+def embedded(text: str) -> str:
+    r"""Return a text within a sentence, so that it reorders nothing of the rest of the sentence.
+
+    Words of right-to-left scripts are isolated. Controls of the direction are escapes, such as
+    `\u202e`; joiners, which such scripts need, are kept.
+    """
+    plain = _DIRECTION.sub(lambda found: printable(found[0]), text)
+    is_reversed = any(bidirectional(char) in ("R", "AL") for char in plain)
+    return f"\u2068{plain}\u2069" if is_reversed else plain

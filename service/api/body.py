@@ -239,7 +239,7 @@ def _first_error(error: ValidationError, body: dict[str, Any]) -> InvalidInput:
     inputs = body.get("inputs", body.get("input"))
     is_single = isinstance(inputs, list) and inputs and isinstance(inputs[0], int)
     has_index = path[:1] in (["inputs"], ["input"]) and indices and not is_single
-    message = first["msg"]
+    message = first["msg"].replace(" after validation", "")
     if first["type"] == "extra_forbidden":
         message = "unknown field in this object; see /docs for the allowed fields"
     elif first["type"] == "union_tag_invalid":  # pydantic's message repeats the invalid value

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from models.engines import EngineError
 from models.manifest import ArtifactError
-from models.printable import printable
+from models.printable import embedded, printable
 from service.bulk.parts import native_file
 from service.evaluation.comparison import TOP, Evaluated
 from service.inference.errors import VitrineError
@@ -110,7 +110,7 @@ def _row(row: _Row) -> str:
     for value in row:
         is_number = isinstance(value, int | float)
         text = f"{value:.4f}" if isinstance(value, float) else str(value)
-        cells.append(f"<td{' class=number' if is_number else ''}>{escape(text)}")
+        cells.append(f"<td {'class=number' if is_number else 'dir=auto'}>{escape(text)}")
     return f"<tr>{''.join(cells)}"
 
 
@@ -124,7 +124,7 @@ def _texts(path: Path, ids: set[str]) -> dict[str, str]:
 
 
 def _query(own: Mapping[str, Any], text: str, documents: Mapping[str, str]) -> Iterator[str]:
-    yield f"<h3>{escape(own['query'])}: {escape(text)}</h3>"
+    yield f"<h3>{escape(embedded(own['query']))}: {escape(embedded(text))}</h3>"
     if own["measures"]:
         values = (
             f"{name} {value['old']:.4f} \N{RIGHTWARDS ARROW} {value['new']:.4f}"
@@ -202,7 +202,7 @@ def _explanation(
     except VitrineError as error:
         return f"<p>The scores of the {name} model are not explained: {escape(error.detail)}</p>"
     places = (
-        f"[{index}] {document['id']}, place {_place(document[f'{name}_rank'])}"
+        f"[{index}] {embedded(document['id'])}, place {_place(document[f'{name}_rank'])}"
         for index, document in enumerate(moved)
     )
     return (

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from models.printable import embedded
 from service.inference.explain.notebook_html import (
     Chip,
     Passage,
@@ -79,7 +80,7 @@ def picture(heading: str, explanations: Sequence[tuple[str, PicturedExplanation]
 
 def heading_of(explanation: PicturedExplanation) -> str:
     """Return the name of the explained result, and its value."""
-    label = "" if explanation.label is None else f" of {explanation.label}"
+    label = "" if explanation.label is None else f" of {embedded(explanation.label)}"
     return f"{result_name_of(explanation)}{label} {format_number(_texts(explanation)[0].whole)}"
 
 
@@ -94,7 +95,7 @@ def text_summary_of(text: ExplainedText) -> str:
     kind, chips = next(iter(text.rows.items()))
     largest = sorted(chips, key=lambda chip: -abs(chip.value or 0.0))[:_IN_REPR]
     named = (
-        f"{_short(text.content[start:end])!r} {format_signed(value)}"
+        f"{embedded(repr(_short(text.content[start:end])))} {format_signed(value)}"
         for start, end, value, _ in largest
     )
     count = f"{len(chips)} {kind}"

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from models.printable import embedded
 from service.inference.explain.deletion import Deletions, ShapleyValues
 from service.inference.explain.notebook_html import format_number
 from service.inference.explain.pictures import picture
@@ -70,7 +71,8 @@ class Classification:
         size = f"{len(self)} inputs, {len(self.labels)} labels"
         firsts = (next(iter(self[index].items())) for index in range(min(_IN_REPR, len(self))))
         best = ", ".join(
-            f"[{index}] {label} {score:.4g}" for index, (label, score) in enumerate(firsts)
+            f"[{index}] {embedded(label)} {score:.4g}"
+            for index, (label, score) in enumerate(firsts)
         )
         return f"Classification({size}, {cost_of(self.rows, self.seconds)}; best: {best})"
 
@@ -81,7 +83,8 @@ class Classification:
             return None
         inputs = [
             (
-                f"[{index}] {explanation.label} {format_number(explanation.texts[0].whole)}: ",
+                f"[{index}] {embedded(explanation.label or '')} "
+                f"{format_number(explanation.texts[0].whole)}: ",
                 explanation,
             )
             for index, explanation in sorted(explained.items())

@@ -3,7 +3,7 @@
 import { chart } from "./charts.js";
 import { colour } from "./colours.js";
 import { textNames } from "./deletion.js";
-import { element, facts, mark, muted, shown } from "./dom.js";
+import { element, embedded, facts, mark, muted, shown } from "./dom.js";
 import { faithfulness } from "./faithfulness.js";
 import { number, table } from "./tables.js";
 import { byText, largest, legend, scored, total, unitsOf } from "./tokens.js";
@@ -93,8 +93,8 @@ export function alignmentTables({ body, result }) {
 const VALUES = {
   score: ({ versus }) => (versus === null ? "score (logit)" : "margin (difference of logits)"),
   maxsim: ({ versus }) => (versus === null ? "MaxSim" : "margin (difference of MaxSim)"),
-  label: ({ versus }, { label }) => (versus === null ? `logit of ${label}` : `logit of ${label} − ${versus}`),
-  sparse: ({ token }) => `weight of ${token}`,
+  label: ({ versus }, { label }) => (versus === null ? `logit of ${embedded(label)}` : `logit of ${embedded(label)} − ${embedded(versus)}`),
+  sparse: ({ token }) => `weight of ${embedded(token)}`,
   cosine: () => "cosine",
   similarity: () => "similarity",
   margin: () => "margin (difference of similarities)",

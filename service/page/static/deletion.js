@@ -14,7 +14,7 @@ const SCORES = {
 };
 
 // The name of the explained number, to follow "the".
-export const nameOf = ({ result }) => SCORES[result.kind] ?? `score of ${result.explanations[0].label}`;
+export const nameOf = ({ result }) => SCORES[result.kind] ?? `score of ${embedded(result.explanations[0].label)}`;
 
 // The explained texts with their units. `score` is what is shown, with two documents the part of the difference
 // between their scores; `leftOut` is of the first document's score, as `whole`.

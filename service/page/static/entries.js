@@ -19,10 +19,11 @@ async function showEntries(text, key) {
   requested = text;
   const entries = await entriesOf(text, key).catch((error) => {
     if (!(error instanceof Problem)) throw error;
-    return []; // the check of the run names the problem
+    return null; // the check of the run names the problem
   });
   if (text !== requested) return;
-  byId("vocabulary").replaceChildren(...entries.map(([token, weight]) => {
+  if (!entries) requested = null;
+  byId("vocabulary").replaceChildren(...(entries ?? []).map(([token, weight]) => {
     const button = element("button", { type: "button", className: "quiet" }, token, " ", element("small", {}, shown(weight, 2)));
     button.addEventListener("click", () => choose(token));
     return button;

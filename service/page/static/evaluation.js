@@ -1,10 +1,11 @@
 // Many questions at once: metrics of the rankings, and the questions whose first document is not expected.
 
 import { byId, count, element, facts, muted, percent, problemsOf, shown } from "./dom.js";
+import { connectFiles } from "./files.js";
 import { hits, judgedRanking, meanNdcg, meanReciprocalRank } from "./metrics.js";
 import { parseQuestions } from "./question_file.js";
 import { scoreBody } from "./questions.js";
-import { openRanking, setInput } from "./rank_open.js";
+import { openRanking } from "./rank_open.js";
 import { MAX_PASSAGES } from "./rank_passages.js";
 import { headline } from "./reading.js";
 import { Problem } from "./request.js";
@@ -74,17 +75,7 @@ function openQuestion({ query, documents, places, expected }) {
 // Read files that are chosen or dropped, and say at once what the list has.
 export function connectEvaluation() {
   const list = document.querySelector("[name=question-list]");
-  const read = async (file) => setInput("question-list", await file.text());
-  byId("question-file").addEventListener("change", async ({ target }) => {
-    if (target.files.length) await read(target.files[0]);
-    target.value = ""; // the same file can be read again
-  });
-  byId("questions").addEventListener("dragover", (event) => event.preventDefault());
-  byId("questions").addEventListener("drop", (event) => {
-    if (!event.dataTransfer.files.length) return;
-    event.preventDefault();
-    read(event.dataTransfer.files[0]);
-  });
+  connectFiles("question-list", byId("question-file"), byId("questions"));
   const summarize = () => {
     const { questions, problems } = parseQuestions(list.value);
     byId("questions-read").textContent = problems.length ? `Wrong lines: ${named(problems)}.`

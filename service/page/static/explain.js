@@ -1,6 +1,6 @@
 // The first view: why a model gave its result, in sentences and pictures, by kind of model.
 
-import { element, muted, percent, sentenceCase, shown, signed } from "./dom.js";
+import { element, embedded, muted, percent, sentenceCase, shown, signed } from "./dom.js";
 import { deletionCard, inSentence, nameOf, textNames } from "./deletion.js";
 import { headline, landmarks, landmarkSentence, similarityReading } from "./reading.js";
 import { number, table } from "./tables.js";
@@ -41,9 +41,9 @@ const READINGS = {
   classifier: ({ result: { labels: [labels], explanations: [{ label }] } }, _reference, { activation }) => {
     const [best, next] = labels;
     const written = activation === "identity" ? shown : percent;
-    return headline(best.label, `with a score of ${written(best.score)}`,
-      next ? `The next label is ${next.label}, with ${written(next.score)}.` : "",
-      label === best.label ? "" : `The words below are of the score of ${label}.`,
+    return headline(embedded(best.label), `with a score of ${written(best.score)}`,
+      next ? `The next label is ${embedded(next.label)}, with ${written(next.score)}.` : "",
+      label === best.label ? "" : `The words below are of the score of ${embedded(label)}.`,
       table("Labels", ["Label", "Score"], labels.map(({ label: name, score }) => [name, number(score, written(score))])));
   },
 };

@@ -2,7 +2,7 @@
 
 import { chart, logAxis, mark as markChart } from "./charts.js";
 import { colour } from "./colours.js";
-import { element, facts, percent, sentences, shown } from "./dom.js";
+import { element, embedded, facts, percent, sentences, shown } from "./dom.js";
 import { number, table } from "./tables.js";
 
 const SERIES = [
@@ -25,7 +25,7 @@ export function drawFlow([{ result }]) {
 function verdicts({ first_nonfinite: first, verdicts: found, tokens }) {
   const where = () => {
     if (first.row == null) return "";
-    const token = first.token == null ? "" : `, token ${first.token}: “${tokens[first.row][first.token].token}”`;
+    const token = first.token == null ? "" : `, token ${first.token}: “${embedded(tokens[first.row][first.token].token)}”`;
     return ` (text ${first.row + 1}${token})`;
   };
   return [

@@ -1,7 +1,7 @@
 // A heat map of pairs of words as a table, of the words with the largest contributions.
 
 import { diverging } from "./colours.js";
-import { element, notation, raw } from "./dom.js";
+import { element, embedded, notation, raw } from "./dom.js";
 import { largest } from "./tokens.js";
 
 // Cells below 40 pixels cannot hold their numbers.
@@ -15,7 +15,7 @@ export function heatmap(a, b, matrix) {
   const { show, unit } = notation(scale);
   const cells = rows.map((i) => columns.map((j) => element("td", {
     style: diverging(matrix[i][j], scale),
-    title: `${a[i].content} × ${b[j].content}: ${raw(matrix[i][j])}`,
+    title: `${embedded(a[i].content)} × ${embedded(b[j].content)}: ${raw(matrix[i][j])}`,
     data: { value: raw(matrix[i][j]) },
   }, show(matrix[i][j]))));
   const heads = columns.map((j) => element("th", { scope: "col", title: b[j].content }, b[j].content));

@@ -1,5 +1,6 @@
 // Results of the served model for texts before and after an edit.
 
+import { embedded } from "./dom.js";
 import { classifyBody, scoreBody } from "./questions.js";
 import { ask } from "./request.js";
 
@@ -15,9 +16,9 @@ const MOST_LABELS = 5;
 async function labels(before, after, explained, post) {
   const [first, second] = await Promise.all([before, after].map(async (texts) => (await post("classify", classifyBody(texts))).labels[0]));
   const later = Map.groupBy(second, ({ label }) => label); // several labels can have one name
-  const rows = first.map(({ label, score }) => ({ name: `score of ${label}`, before: score, after: later.get(label).shift().score }));
+  const rows = first.map(({ label, score }) => ({ name: `score of ${embedded(label)}`, before: score, after: later.get(label).shift().score }));
   return [
-    { name: "predicted label", before: first[0].label, after: second[0].label },
+    { name: "predicted label", before: embedded(first[0].label), after: embedded(second[0].label) },
     ...rows.filter(({ name }, index) => index < MOST_LABELS || name === explained),
   ];
 }

@@ -1,6 +1,7 @@
 // The ranking view: its inputs, files, links, and what the buttons of its rows do.
 
 import { byId, element } from "./dom.js";
+import { connectFiles } from "./files.js";
 import { inputs } from "./inputs.js";
 import { drawExpected, expectedRequests } from "./rank_expected.js";
 import { openRanking, setInput } from "./rank_open.js";
@@ -13,7 +14,6 @@ import { showProblem } from "./problems.js";
 import { key, sections, state } from "./state.js";
 
 const view = byId("rank");
-const field = (name) => view.querySelector(`[name=${name}]`);
 let comparison = new AbortController();
 
 const ACTIONS = {
@@ -97,12 +97,6 @@ async function answered(request) {
   }
 }
 
-async function readFile(file) {
-  if (!file) return;
-  setInput("passages", await file.text());
-  byId("passages-file").value = "";
-}
-
 // Open the ranking of a URL with the body of a request to /rerank or /score, which loads the page again; whether it does.
 export function openLinkedRequest() {
   const search = new URLSearchParams(location.search);
@@ -142,13 +136,7 @@ export function connectRanking() {
   });
   view.addEventListener("rank", () => run("rank"));
   view.addEventListener("painted", showEdits); // units that are struck out in the URL
-  field("passages").addEventListener("dragover", (event) => event.preventDefault());
-  field("passages").addEventListener("drop", (event) => {
-    if (!event.dataTransfer.files.length) return;
-    event.preventDefault();
-    readFile(event.dataTransfer.files[0]);
-  });
-  byId("passages-file").addEventListener("change", ({ target }) => readFile(target.files[0]));
+  connectFiles("passages", byId("passages-file"), view.querySelector("[name=passages]"));
   onResults((name) => {
     if (name !== "rank") return;
     showRankingEdits();

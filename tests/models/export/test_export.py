@@ -1,4 +1,5 @@
 import gc
+import os
 import subprocess
 import sys
 import weakref
@@ -502,6 +503,28 @@ def test_export_command_writes_an_artifact_and_prints_parity(
     assert manifest.outputs == ("pooled", "tokens")
     assert main(options) == 1
     assert "already exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("out", "reason"),
+    [
+        ("/proc/a", "No such file or directory"),
+        ("file/a", "Not a directory"),
+        ("file/a/b", "Not a directory"),
+    ],
+)
+def test_out_that_cannot_be_created_is_named_before_the_model_is_read(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    out: str,
+    reason: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    assert main(["no/model", "--out", out]) == 1
+    assert capsys.readouterr().err == f"vitrine-export: {out} cannot be created: {reason}\n"
+    assert os.listdir() == ["file"]
 
 
 def test_export_command_without_torch_exits_with_one_sentence() -> None:

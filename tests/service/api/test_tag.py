@@ -71,7 +71,7 @@ def test_python_and_http_give_the_same_entities(tagger: Artifact, tag_client: Te
 @pytest.mark.parametrize(
     ("body", "index", "pointer", "message"),
     [
-        ({"inputs": []}, None, "/inputs", "at least 1 item"),
+        ({"inputs": []}, None, "/inputs", "at least 1 item, not 0"),
         ({"inputs": ["w5", 3]}, 1, "/inputs/1", "valid string"),
         ({"inputs": [["w5", "w6"]]}, 0, "/inputs/0", "valid string"),
         ({"inputs": 3}, None, "/inputs", "a text or a list of texts"),

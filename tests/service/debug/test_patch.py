@@ -306,9 +306,9 @@ def test_invalid_patch_request_has_code_and_pointer(
         ("all", "", "Input should be 'each'"),
         (1, "", "Input should be 'each', a list of pairs of positions, or null"),
         ({}, "", "Input should be 'each', a list of pairs of positions, or null"),
-        ([], "", "List should have at least 1 item"),
-        ([[1]], "/0", "List should have at least 2 items"),
-        ([[1, 2, 3]], "/0", "List should have at most 2 items"),
+        ([], "", "List should have at least 1 item, not 0"),
+        ([[1]], "/0", "List should have at least 2 items, not 1"),
+        ([[1, 2, 3]], "/0", "List should have at most 2 items, not 3"),
         ([[1, 2], [1, -1]], "/1/1", "greater than or equal to 0"),
     ],
 )

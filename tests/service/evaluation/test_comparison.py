@@ -4,6 +4,7 @@ import ast
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -179,6 +180,24 @@ def test_report_names_folders_of_any_name(
     assert main([str(tmp_path / "new"), *arguments, "--against", "."]) == 0
     report = (tmp_path / "new" / "comparison.html").read_text()
     assert "<title>\\udce9 and new</title>" in report
+
+
+def test_texts_of_any_direction_reorder_nothing_of_the_report(
+    run: Evaluate, collection: Path, other_artifact: Artifact, tmp_path: Path
+) -> None:
+    shutil.copytree(collection, tmp_path / "beir")
+    queries = tmp_path / "beir" / "queries.jsonl"
+    hebrew = "\u05d7\u05ea\u05d5\u05dc"
+    lines = [json.loads(line) for line in queries.read_text().splitlines()]
+    texts = [{**line, "text": f"{hebrew} \u202e{line['text']}"} for line in lines]
+    queries.write_text("\n".join(map(json.dumps, texts)))
+    run(folder=tmp_path / "beir", output=tmp_path / "old")
+    arguments = ["--beir", str(tmp_path / "beir"), "--threads", "2"]
+    against = ["--model", str(other_artifact.path), "--against", str(tmp_path / "old")]
+    assert main([str(tmp_path / "new"), *arguments, *against]) == 0
+    report = (tmp_path / "new" / "comparison.html").read_text()
+    assert f": \u2068{hebrew} \\u202e" in report
+    assert "<td dir=auto>" in report
 
 
 @pytest.mark.parametrize("option", ["--query-prompt", "--document-prompt"])

@@ -296,3 +296,35 @@ def test_run_stops_at_a_problem_of_all_questions(plain_page: Browser, status: in
     problem = {401: "needs an API key", 403: "No access.", None: "could not be reached"}[status]
     assert problem in find(plain_page, "#questions > .problem").text
     assert plain_page.execute_script("return window.sent") == 1
+
+
+@pytest.mark.parametrize(
+    ("section", "name"), [("questions", "question-list"), ("rank", "passages")]
+)
+def test_last_of_two_opened_files_stays(plain_page: Browser, section: str, name: str) -> None:
+    show(plain_page, section)
+    plain_page.execute_async_script(
+        """
+        const [name, done] = arguments;
+        const field = document.querySelector(`[name=${name}]`);
+        const text = Blob.prototype.text;
+        let finish;
+        Blob.prototype.text = function () {
+          const isSlow = this.name === "slow";
+          return isSlow ? new Promise((resolve) => { finish = resolve; }) : text.call(this);
+        };
+        for (const file of ["slow", "quick"]) {
+          const data = new DataTransfer();
+          data.items.add(new File([file], file));
+          field.dispatchEvent(
+            new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }));
+        }
+        field.addEventListener("input", () => {
+          Blob.prototype.text = text;
+          finish("slow");
+          setTimeout(done);
+        }, { once: true });
+        """,
+        name,
+    )
+    assert find(plain_page, f"[name={name}]").get_property("value") == "quick"

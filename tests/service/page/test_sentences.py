@@ -180,6 +180,18 @@ def test_word_reorders_nothing_of_the_sentence_around_it(plain_page: Browser) ->
     assert readout == f"\u2068{hebrew}\u2069 (\u2068{hebrew}\u2069): \N{MINUS SIGN}0.5"
 
 
+def test_number_stays_behind_a_label_that_runs_from_right_to_left(plain_page: Browser) -> None:
+    hebrew = "\u05d7\u05ea\u05d5\u05dc"
+    run = {"result": {"kind": "label", "explanations": [{"label": hebrew}]}}
+    assert value_of(plain_page, "deletion", "own.nameOf(values[0])", run) == (
+        f"score of \u2068{hebrew}\u2069"
+    )
+    drawn = "own.totals({value: 0.5, label: values[0]}, values[1]).textContent"
+    target = {"type": "label", "versus": f"{hebrew} 2"}
+    shown = f"logit of \u2068{hebrew}\u2069 \N{MINUS SIGN} \u2068{hebrew} 2\u2069"
+    assert shown in value_of(plain_page, "attribution", drawn, hebrew, target)
+
+
 def test_punctuation_is_never_named_as_evidence(plain_page: Browser) -> None:
     shown = card(plain_page, score_run({"cat": 0.1, "?": 0.4}, {"feline": 0.2, "...": -0.4}))
     for word in ("“?”", "“...”"):
@@ -338,3 +350,19 @@ def test_entries_are_those_of_the_text_that_stands_there(browser: Browser, spars
         setTimeout(() => { window.fetch = ask; done(bodies); }, 2000);
     """)
     assert not any("w11" in body for body in requested)
+
+
+def test_entries_are_requested_again_after_a_failed_request(
+    browser: Browser, sparse_url: str
+) -> None:
+    page = open_page(browser, f"{sparse_url}/debug#tab=attribute&a=w7", "sparse")
+    until(lambda: texts(page, "#vocabulary button"))
+    page.execute_script("""
+        window.answered = window.fetch;
+        window.fetch = () => Promise.reject(new TypeError());
+    """)
+    type_text(page, "a", "w11")
+    until(lambda: not texts(page, "#vocabulary button"))
+    page.execute_script("window.fetch = window.answered")
+    find(page, "[name=token]").send_keys("w")
+    until(lambda: texts(page, "#vocabulary button"))

@@ -14,7 +14,9 @@ import pytest
 
 import vitrine
 from models.artifact import Artifact
+from models.manifest import MANIFEST
 from service.inference.explain.notebook_html import Chip, Passage, explanation_html
+from tests.models.checkpoints import edit_json
 from tests.service.api.conftest import classifier, reranker  # noqa: F401 - fixtures
 
 PAGE = Path(__file__).parents[4] / "service/page/static"
@@ -223,6 +225,26 @@ def test_label_and_pair_of_texts_are_named(classifier: Artifact) -> None:  # noq
     for name in ("text, words", "first text, words", "second text, words"):
         assert name in titles
     assert f"score of {labels[0]}" in repr(result.deletions[0])
+
+
+@pytest.mark.slow
+def test_numbers_stay_beside_labels_that_run_from_right_to_left(
+    classifier: Artifact,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    shutil.copytree(classifier.path, tmp_path / "artifact")
+    hebrew = "\u05d7\u05ea\u05d5\u05dc"
+    edit_json(tmp_path / "artifact" / MANIFEST, labels=[hebrew, f"{hebrew} 2", f"{hebrew} 3"])
+    with vitrine.SyncModel(tmp_path / "artifact", THREAD) as model:
+        result = model.classify(["w5 w6"], explain=vitrine.Deletion(by="words"))
+    isolated = re.compile(f"\u2068{hebrew}[ 23]*\u2069 [0-9]")
+    for shown in (
+        repr(result),
+        repr(result.deletions[0]),
+        *Picture(result._repr_html_() or "").texts,
+    ):
+        assert shown.count(hebrew) == len(isolated.findall(shown))
+    assert isolated.search(repr(result))
 
 
 @pytest.mark.slow
