@@ -20,7 +20,8 @@ _Outputs = Annotated[
         description="Outputs of the model: `pooled` and `tokens` for an embedding model, `sparse` "
         "for a model of sparse vectors, `multi` for a multi-vector model, several of these for a "
         "model like BGE-M3, `logits` for a sequence classification model, "
-        "`tags` for a token classification model"
+        "`tags` for a token classification model, `spans` for a model "
+        "like GLiNER, whose labels are those of a request"
     ),
 ]
 _Labels = Annotated[
