@@ -98,7 +98,8 @@ class Pod:
         address: IP address of the pod, of this machine's loopback network.
         node: Name of its node.
         log: File for the output of the container.
-        report: Called when the pod becomes ready or unready, with the pod.
+        report: Called when the pod becomes ready or unready, with its address and whether it is
+            ready.
 
     Attributes:
         is_ready: Whether the readiness probe succeeds, and the pod is not deleted.
@@ -116,7 +117,7 @@ class Pod:
         address: str,
         node: str,
         log: Path,
-        report: Callable[["Pod"], None],
+        report: Callable[[str, bool], None],
     ) -> None:
         self.environment, self.address, self.node = environment, address, node
         self.is_ready, self.changed_at = False, time.monotonic()
@@ -154,8 +155,9 @@ class Pod:
         with self._lock:  # a deletion can come between a probe and its result
             is_ready = is_ready and not self.is_deleted
             if is_ready != self.is_ready:
+                # Before a controller sees the change: all load balancers learn of changes in order.
+                self._report(self.address, is_ready)
                 self.changed_at, self.is_ready = time.monotonic(), is_ready
-                self._report(self)
 
     def _run(self) -> None:
         while not self.is_deleted:

@@ -63,9 +63,9 @@ class Endpoints:
         self._thread = threading.Thread(target=self._apply_changes)
         self._thread.start()
 
-    def report(self, pod: Pod) -> None:
-        """Add a pod that has become ready, or remove one that is ready no longer."""
-        self._changes.put((time.monotonic() + self._delay_s, pod.address, pod.is_ready))
+    def report(self, address: str, is_ready: bool) -> None:
+        """Add a pod that becomes ready, or remove one that is ready no longer."""
+        self._changes.put((time.monotonic() + self._delay_s, address, is_ready))
 
     def close(self) -> None:
         """End when all changes are applied."""
@@ -101,7 +101,8 @@ class Deployment:
     Args:
         manifests: The manifests by kind.
         folder: Folder for the logs of the pods.
-        report: Called with each pod that becomes ready or unready.
+        report: Called with the address of each pod that becomes ready or unready, and whether it
+            is ready.
         nodes: Names of the nodes.
 
     Attributes:
@@ -117,7 +118,7 @@ class Deployment:
         self,
         manifests: Mapping[str, Any],
         folder: Path,
-        report: Callable[[Pod], None],
+        report: Callable[[str, bool], None],
         nodes: Sequence[str],
     ) -> None:
         known = {"minReadySeconds", "strategy", "selector", "template"}
@@ -269,9 +270,9 @@ def cluster(folder: Path, manifests: Mapping[str, Any]) -> Iterator[SimulatedClu
             endpoints.append(Endpoints(control, servers, port, _DELAY_S))
             stack.callback(endpoints[-1].close)
 
-        def report(pod: Pod) -> None:
+        def report(address: str, is_ready: bool) -> None:
             for each in endpoints:
-                each.report(pod)
+                each.report(address, is_ready)
 
         deployment = Deployment(manifests, folder, report, ["first"])
         stack.callback(deployment.close)

@@ -171,4 +171,4 @@ def test_simulation_refuses_fields_that_it_does_not_follow(
         fields = fields[key]
     fields[path[-1]] = value
     with pytest.raises(NotImplementedError, match=problem):
-        Deployment(changed, tmp_path, lambda _: None, ["first"])
+        Deployment(changed, tmp_path, lambda _, __: None, ["first"])
