@@ -178,7 +178,7 @@ class Artifact:
         self.verify_all()
         files = {**self.manifest.files, MANIFEST: sha256(self.path / MANIFEST)}
         content = signature_of(files, key, name)
-        # Beside the old one, which stays until it is replaced, and to which copies may have links.
+        # Beside the old one, which stays until it is replaced, and which copies may have links to.
         new = self.path / f"{SIGNATURE}.{os.getpid()}"
         try:
             new.write_bytes(content)
@@ -273,7 +273,7 @@ def create_beside(path: Path) -> Path:
     """
     _refuse_existing(path)
     try:
-        if not path.parent.exists():  # a file, which mkdir would only say to exist, may be there
+        if not path.parent.exists():  # of a file, mkdir would only say that it exists
             path.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
     except OSError as error:

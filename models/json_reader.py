@@ -15,9 +15,7 @@ _NOT_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 # A pair of surrogates: one character. A backslash before it might escape its own.
 _PAIR = re.compile(rb"(?<!\\)\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}")
-
-
-# The end of a key. A false match is one after an escaped quote in a string.
+# The end of a key. An escaped quote in a string can match too.
 _KEY = re.compile(rb'"\s*:')
 
 

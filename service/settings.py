@@ -102,7 +102,7 @@ def _check_device(name: str) -> str:
     return name
 
 
-# Ends of OpenTelemetry's variables of files for TLS. Without one of these files, all exports fail.
+# Suffixes of OpenTelemetry's variables of TLS files. Without one of these files, all exports fail.
 _TLS_FILES = ("CERTIFICATE", "CLIENT_CERTIFICATE", "CLIENT_KEY")
 
 # Errors whose messages name types of Python.

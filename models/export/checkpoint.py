@@ -169,7 +169,7 @@ def _build(
 
 
 def _origin(hyperparameters: Mapping[str, Any]) -> str:
-    """Return the name of a checkpoint in errors, from config.json; empty: it has none."""
+    """Return how errors name a checkpoint with this config.json; {}: there is no config.json."""
     if not hyperparameters or classes_of(hyperparameters):
         return "the checkpoint"
     return "the checkpoint, whose config.json names no class in architectures,"

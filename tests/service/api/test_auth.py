@@ -240,7 +240,7 @@ def test_sighup_reads_the_key_file_again_and_keeps_the_keys_if_it_is_invalid(
         url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
 
         def statuses() -> list[int]:
-            """Of the key in the first file, and of that in the second."""
+            """Return the status with the key of the first file, and with that of the second."""
             headers = [{"X-API-Key": KEYS[scope]} for scope in ("encode", "debug")]
             responses = (
                 httpx2.get(f"{url}/info", headers=own, timeout=PATIENCE_S) for own in headers
