@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from service.bulk.journal import FinishedPart, Journal, check_unlocked, open_journal
 from service.bulk.opening import checked_kind, open_job
-from service.bulk.options import BulkError, BulkOptions, rows_of_part
+from service.bulk.options import BulkError, BulkOptions
 from service.bulk.parts import FORMATS, PartFiles, join
 from service.bulk.pipeline import EncodedBlock, Pipeline
 from service.bulk.progress import Progress
-from service.bulk.readers import Block
+from service.bulk.readers import Block, ReadPlan
 from service.bulk.sources import Source, open_source
 from service.bulk.verification import verify_rows
 
@@ -27,37 +27,6 @@ log = logging.getLogger("vitrine")
 
 # Name without suffix of the file that replaces all parts.
 _JOINED = "embeddings"
-
-
-@dataclass
-class _Plan:
-    """The parts that a run encodes; see `readers.ReadPlan`.
-
-    Attributes:
-        options: Settings of the job.
-        finished: Numbers of the finished parts.
-        reads_all: Whether finished parts are read too, to compare them with the earlier input.
-        last: Number of the last part to encode; None: the last part of the input.
-    """
-
-    options: BulkOptions
-    finished: frozenset[int]
-    reads_all: bool
-    last: int | None = None
-
-    def part_of(self, first: int) -> int:
-        return first // self.options.part_rows
-
-    def rows_from(self, first: int) -> int:
-        if self.last is not None and self.part_of(first) > self.last:
-            return 0
-        return rows_of_part(first, self.options.part_rows, self.options.limit)
-
-    def is_wanted(self, first: int) -> bool:
-        return self.reads_all or self.is_encoded(self.part_of(first))
-
-    def is_encoded(self, part: int) -> bool:
-        return self.options.has_part(part) and part not in self.finished
 
 
 async def encode_files(
@@ -128,6 +97,7 @@ class _JobRun:
         self.progress = Progress(errors_before=sum(part.errors for part in self._own_parts))
         self._schema = schema
         self._report = report
+        self._kept = frozenset(journal.finished)  # parts that were finished before
         self._hashes: dict[int, Any] = {}  # of the records of each part of standard input
         self._part: _Part | None = None
         self._tidy()
@@ -142,10 +112,12 @@ class _JobRun:
 
     async def _encode(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
         is_stream = self._source.stream is not None
-        plan = _Plan(self._options, frozenset(self._journal.finished), is_stream)
-        blocks = self._source.read(plan)
+        plan = ReadPlan(self._options.part_rows, limit=self._options.limit)
         if is_stream:
-            blocks = self._check(blocks, plan)
+            blocks = self._check(self._source.read(plan), plan)
+        else:
+            plan.wants = self._is_left
+            blocks = self._source.read(plan)
         total = 0
         self.progress.start()
         async with aclosing(pipeline.run(blocks)) as encoded:
@@ -156,7 +128,7 @@ class _JobRun:
                 if plan.last is not None and number > plan.last:
                     break  # it was read before the stop
                 total = block.first + block.count
-                await self._add(number, block, is_kept=number in plan.finished)
+                await self._add(number, block, is_kept=number in self._kept)
                 if plan.rows_from(total) == 0 or plan.part_of(total) > number:
                     await self._end_part()
         await self._end_part()
@@ -166,6 +138,9 @@ class _JobRun:
             raise BulkError(f"the input has no records: {' '.join(self._options.inputs)}")
         if self.progress.is_complete and (is_stream or self._options.shard == (1, 1)):
             self._journal.complete(total)
+
+    def _is_left(self, part: int) -> bool:
+        return self._options.has_part(part) and part not in self._kept
 
     async def _add(self, number: int, block: EncodedBlock, *, is_kept: bool) -> None:
         progress = self.progress
@@ -205,7 +180,7 @@ class _JobRun:
         )
         self._part = None
 
-    def _check(self, blocks: Iterator[Block], plan: _Plan) -> Iterator[Block]:
+    def _check(self, blocks: Iterator[Block], plan: ReadPlan) -> Iterator[Block]:
         """Yield the blocks of standard input; those of finished parts are compared with before.
 
         Raises:
@@ -223,8 +198,8 @@ class _JobRun:
             for values in block.columns.values():
                 digest.update(json.dumps(values).encode())  # orjson refuses long integers
             previous = number
-            yield block if plan.is_encoded(number) else replace(block, columns={})
-        for number in {previous, *plan.finished} - {-1}:
+            yield block if self._is_left(number) else replace(block, columns={})
+        for number in {previous, *self._kept} - {-1}:
             if plan.last is None or number <= plan.last:
                 self._compare(number)
         if plan.last is None and complete not in (None, total):

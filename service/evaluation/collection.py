@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.parts import native_file
-from service.bulk.readers import Block, json_objects
+from service.bulk.readers import Block, ReadPlan, json_objects
 from service.bulk.sources import (
     Source,
     check_not_compressed,
@@ -37,7 +37,6 @@ from service.inference.tokenizing.words import word_spans
 Judgements = Mapping[str, Mapping[str, int]]
 
 _SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("text", pa.string())])
-_ALL_ROWS = 2**62
 # Key of the hash of the texts in the metadata of their Parquet file.
 CONTENT = b"vitrine texts"
 # Names of files in a folder of BEIR's layout, without suffix.
@@ -240,17 +239,6 @@ def the_file(folder: Path, name: str) -> Path:
     return matches[0]
 
 
-@dataclass(frozen=True)
-class _EveryRow:
-    """A plan that reads all rows; see `readers.ReadPlan`."""
-
-    def rows_from(self, _first: int) -> int:
-        return _ALL_ROWS
-
-    def is_wanted(self, _first: int) -> bool:
-        return True
-
-
 class _TextFile:
     """A file of documents or queries.
 
@@ -283,7 +271,7 @@ class _TextFile:
     def _records(self, only: Collection[str] | None) -> Iterator[list[list[str]]]:
         """Yield the ids and the texts of records."""
         seen: set[str] = set()
-        for block in self._source.read(_EveryRow()):
+        for block in self._source.read(ReadPlan()):
             ids, texts = self._block(block)
             kept = [i for i, own in enumerate(ids) if only is None or own in only]
             for own in (ids[i] for i in kept):
