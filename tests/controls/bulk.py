@@ -184,8 +184,8 @@ GUARDS = (
     ),
     Guard(
         "service/bulk/journal.py",
-        "_FILE.fullmatch(name) and _is_hash(hashed)",
-        "_is_hash(hashed)",
+        '_FileName = Annotated[str, Field(pattern=f"^{_FILE}$")]',
+        "_FileName = str",
         f"{_B}test_resume.py::test_part_of_another_name_is_damage_of_the_journal",
     ),
     Guard(
