@@ -24,7 +24,10 @@ COMMANDS = {
         "service.evaluation.__main__:main",
         "measure search with a model by relevance judgements",
     ),
-    "migrate": ("service.evaluation.migrate:main", "search an old model's index with a new model"),
+    "migrate": (
+        "service.evaluation.__main__:migrate",
+        "search an old model's index with a new model",
+    ),
     "explain": (
         "service.explain_command:main",
         "score two texts or label one, and colour their words",
