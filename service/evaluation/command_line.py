@@ -33,7 +33,7 @@ from service.evaluation.comparison import Evaluated, compare, read_evaluation
 from service.evaluation.evaluation import EvaluationOptions, Job, evaluate, write_file
 from service.evaluation.gate import COMPARISON
 from service.evaluation.measures import DEFAULT, parse_measures
-from service.evaluation.report import report_html, summary
+from service.evaluation.report import MEASURE_COLUMNS, cell_text, measure_rows, report_html, summary
 from service.evaluation.server import CONTRACTS, ContractName, ServerJob
 from service.model_cache import model_path, required_signer
 
@@ -310,13 +310,9 @@ def _compare(old: Evaluated, new: Evaluated) -> None:
     if lacking:
         print(f"not compared, because one of the two lacks them: {', '.join(sorted(lacking))}")
     if comparison["measures"]:
-        columns = ("measure", "old", "new", "difference", "95 % interval", "better", "worse")
-        table = Table(*columns, box=None, pad_edge=False)
-        for name, own in comparison["measures"].items():
-            low, high = own["interval"]
-            numbers = (f"{own['old']:.4f}", f"{own['new']:.4f}", f"{own['difference']:+.4f}")
-            counts = (str(own["better"]), str(own["worse"]))
-            table.add_row(name, *numbers, f"{low:+.4f} to {high:+.4f}", *counts)
+        table = Table(*MEASURE_COLUMNS, box=None, pad_edge=False)
+        for row in measure_rows(comparison):
+            table.add_row(*map(cell_text, row))
         Console().print(table)
     print("\n".join(summary(comparison, new)))
     print(f"{folder}/comparison.html has the queries that changed most, and explains why")
