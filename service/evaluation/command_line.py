@@ -43,19 +43,13 @@ EPILOG = (
 )
 
 
-# Options of models in this process, and their defaults.
-_MODEL_OPTIONS = {
-    "query_prompt": "query",
-    "document_prompt": "document",
-    "dimensions": None,
-    "dtype": "float32",
-    "chunking": None,
-    "chunk_size": None,
-    "chunk_overlap": 0,
-    "late": False,
-}
+# Options of models in this process.
+_MODEL_OPTIONS = (
+    *("query_prompt", "document_prompt", "dimensions", "dtype"),
+    *("chunking", "chunk_size", "chunk_overlap", "late"),
+)
 # The same, of rerankers too.
-_RUN_OPTIONS = {"engine": "auto", "precision": "float32", "threads": 0}
+_RUN_OPTIONS = ("engine", "precision", "threads")
 # Options that another one needs.
 _NEEDS = {"split": "beir", "contract": "server", "rerank_top": "reranker"}
 # Environment variable with the API key of a server: commands are seen by other users.
@@ -197,9 +191,9 @@ def _server(values: Mapping[str, Any]) -> ServerJob:
     Raises:
         OptionError: An option is missing, invalid, or does not apply to a server.
     """
-    of_reranker = {} if values["reranker"] is None else _RUN_OPTIONS
-    for name, default in (_MODEL_OPTIONS | _RUN_OPTIONS).items():
-        if values[name] != default and name not in of_reranker:
+    parser = _parser()
+    for name in (*_MODEL_OPTIONS, *(_RUN_OPTIONS if values["reranker"] is None else ())):
+        if values[name] != parser.get_default(name):
             option = name.replace("_", "-")
             raise OptionError(f"--{option} applies to models in this process, not to --server")
     name = values["model"] or ""
