@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 
 from service.bulk.journal import FinishedPart, Journal, check_unlocked, open_journal
-from service.bulk.opening import checked_kind, open_job
+from service.bulk.opening import OpenJob, checked_kind, open_job
 from service.bulk.options import BulkError, BulkOptions
 from service.bulk.parts import FORMATS, PartFiles, join
-from service.bulk.pipeline import EncodedBlock, Pipeline
+from service.bulk.pipeline import EncodedBlock
 from service.bulk.progress import Progress
 from service.bulk.readers import Block, ReadPlan
-from service.bulk.sources import Source, open_source
+from service.bulk.sources import open_source
 from service.bulk.verification import verify_rows
 
 log = logging.getLogger("vitrine")
@@ -58,9 +58,9 @@ async def encode_files(
             writing_errors(options.output),
             open_journal(options.output, job.settings, options.shard) as journal,
         ):
-            run = _JobRun(options, source, journal, job.schema, report)
+            run = _JobRun(job, journal, report)
             if journal.rows is None or source.stream is not None:
-                await run.encode(job.pipeline(), stop or asyncio.Event())
+                await run.encode(stop or asyncio.Event())
                 await asyncio.to_thread(run.check)
             await asyncio.to_thread(run.finish)
             if options.verify and run.progress.is_complete:
@@ -83,34 +83,28 @@ def writing_errors(folder: Path) -> Iterator[None]:
 class _JobRun:
     """One run of a job: encodes the parts that are left, and writes them."""
 
-    def __init__(
-        self,
-        options: BulkOptions,
-        source: Source,
-        journal: Journal,
-        schema: pa.Schema,
-        report: Callable[[Progress], None],
-    ) -> None:
-        self._options = options
-        self._source = source
+    def __init__(self, job: OpenJob, journal: Journal, report: Callable[[Progress], None]) -> None:
+        self._job = job
+        self._options = job.options
+        self._source = job.source
         self._journal = journal
         self.progress = Progress(errors_before=sum(part.errors for part in self._own_parts))
-        self._schema = schema
+        self._schema = job.schema
         self._report = report
         self._kept = frozenset(journal.finished)  # parts that were finished before
         self._hashes: dict[int, Any] = {}  # of the records of each part of standard input
         self._part: _Part | None = None
         self._tidy()
 
-    async def encode(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
+    async def encode(self, stop: asyncio.Event) -> None:
         """Encode the parts that are left, until `stop` is set."""
         try:
-            await self._encode(pipeline, stop)
+            await self._encode(stop)
         finally:
             if self._part is not None:
                 self._part.files.discard()
 
-    async def _encode(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
+    async def _encode(self, stop: asyncio.Event) -> None:
         is_stream = self._source.stream is not None
         plan = ReadPlan(self._options.part_rows, limit=self._options.limit)
         if is_stream:
@@ -120,7 +114,7 @@ class _JobRun:
             blocks = self._source.read(plan)
         total = 0
         self.progress.start()
-        async with aclosing(pipeline.run(blocks)) as encoded:
+        async with aclosing(self._job.pipeline().run(blocks)) as encoded:
             async for block in encoded:
                 number = plan.part_of(block.first)
                 if stop.is_set() and plan.last is None:
