@@ -71,11 +71,6 @@ class Location(NamedTuple):
     def __truediv__(self, name: str) -> "Location":
         return Location(self.filesystem, f"{self.path}/{name}")
 
-    @property
-    def info(self) -> FileInfo:
-        """Type, size and time of modification."""
-        return self.filesystem.get_file_info(self.path)
-
 
 def locate(name: str) -> Location:
     """Return the location of a path or URI.
@@ -260,16 +255,14 @@ class PartEncoder:
                 counts = asyncio.run_coroutine_threadsafe(work, self._loop).result()
             except (BulkError, VitrineError) as failure:
                 error = str(failure)
-        row = {
-            "part": part.number,
-            "rows": counts.rows,
-            "tokens": counts.tokens,
-            "truncated": counts.truncated,
-            "errors": counts.errors,
-            "first_error": counts.first_error or "",
-            "failure": error or "",
+        return {
+            "rows": [counts.rows],
+            "tokens": [counts.tokens],
+            "truncated": [counts.truncated],
+            "errors": [counts.errors],
+            "first_error": [counts.first_error or ""],
+            "failure": [error or ""],
         }
-        return {name: [value] for name, value in row.items()}
 
 
 def encode_on_cluster(
@@ -465,7 +458,7 @@ def open_output(job: ClusterJob) -> dict[int, int]:
     filesystem, path = job.output
     settings = job.output / _SETTINGS
     with reading_errors(path):
-        if job.output.info.type == FileType.File:
+        if filesystem.get_file_info(path).type == FileType.File:
             raise OptionError(f"{path} is not a folder")
         filesystem.create_dir(path, recursive=True)
         names = [info.base_name for info in filesystem.get_file_info(FileSelector(path))]
