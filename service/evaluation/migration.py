@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from models.artifact import Artifact
 from models.identity import identity_of
@@ -23,7 +22,7 @@ from service.bulk.parts import native_file
 from service.evaluation.comparison import Evaluated
 from service.evaluation.maps import Map, Matrix, fit_maps
 from service.evaluation.measures import means, measure, parse_measures
-from service.evaluation.ranking import Rankings, VectorFiles, VectorSpace, rank
+from service.evaluation.ranking import Rankings, VectorFiles, VectorSpace, matrix_of, rank
 from service.model_cache import required_signer
 
 # Settings of the jobs whose vectors are not those that a service returns by default.
@@ -209,15 +208,10 @@ def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
         if not blocks:
             raise OptionError(f"no document of {own.folder} has a vector")
         table = pa.Table.from_batches(blocks)
-        tables.append((table[ROW].to_numpy(), _vectors(table["embedding"].combine_chunks())))
+        tables.append((table[ROW].to_numpy(), matrix_of(table["embedding"].combine_chunks())))
     (old_rows, old_vectors), (new_rows, new_vectors) = tables
     _, a, b = np.intersect1d(old_rows, new_rows, return_indices=True)
     return old_vectors[a].astype(np.float64), new_vectors[b].astype(np.float64)
-
-
-def _vectors(column: pa.FixedSizeListArray) -> NDArray[np.float32]:
-    vectors: NDArray[np.float32] = column.flatten().to_numpy()
-    return vectors.reshape(len(column), column.type.list_size)
 
 
 def _write_mapped(source: Path, folder: Path, map_: Map, normalizes: bool) -> None:
@@ -226,7 +220,7 @@ def _write_mapped(source: Path, folder: Path, map_: Map, normalizes: bool) -> No
     for path in sorted(source.glob("part-*.parquet")):
         table = pq.ParquetFile(native_file(path)).read([ROW, "embedding", ERROR]).combine_chunks()
         valid = table.filter(table[ERROR].is_null())
-        mapped = map_(_vectors(valid["embedding"].combine_chunks()))
+        mapped = map_(matrix_of(valid["embedding"].combine_chunks()))
         if normalizes:
             mapped /= np.maximum(np.linalg.norm(mapped, axis=1), np.finfo(float).tiny)[:, None]
         flat = pa.array(mapped.astype(np.float32).reshape(-1))
