@@ -163,7 +163,7 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
     if top < 1:
         raise OptionError("--rerank-top must be at least 1")
     files = _files(values)
-    shared = {name: values[name] for name in ("engine", "precision", "threads")}
+    shared = {name: values[name] for name in _RUN_OPTIONS}
     folder: Path = values["output"]
     # Inputs and outputs of the jobs are set when they run.
     own: dict[str, Any] = {"inputs": (), "output": folder, **shared, "signer": required_signer()}
