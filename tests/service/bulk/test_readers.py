@@ -440,13 +440,6 @@ def test_text_lines_have_the_column_text_alone(
             open_source(options("-"), "scores")
 
 
-def test_copied_column_of_another_type_in_a_second_file_is_refused(tmp_path: Path) -> None:
-    for name, value in (("a", 1), ("b", "x")):
-        pq.write_table(pa.table({"text": ["t"], "id": [value]}), tmp_path / f"{name}.parquet")
-    with pytest.raises(OptionError, match=r"the column 'id' has the type string in .*b.parquet"):
-        open_source(options(tmp_path, id_column="id"), "dense")
-
-
 def test_truncated_compressed_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"text\n" * 10**6)[:-100])
