@@ -29,7 +29,7 @@ from service.bulk.sources import (
     reading_errors,
     suffix_format,
 )
-from service.bulk.texts import copied_array, items_of, python_values
+from service.bulk.texts import column_texts, copied_array, python_values
 from service.inference.tokenizing.sentences import sentence_starts
 from service.inference.tokenizing.words import word_spans
 
@@ -252,7 +252,7 @@ class _TextFile:
 
     def __init__(self, path: Path, folder: Path) -> None:
         self._path = path
-        self._options, self._source = _open(path, folder)
+        self._source = _open(path, folder)
         self.sha256 = "".join(file.sha256 for file in self._source.files)
 
     def write(self, target: Path, only: Collection[str] | None) -> list[str]:
@@ -292,9 +292,11 @@ class _TextFile:
         Raises:
             BulkError: A record has no id or no text, or a title that is no text.
         """
-        texts, errors = self._column(block, "text")
+        errors = dict(block.errors)
+        texts = column_texts("text", block.columns, errors)
         if "title" in block.columns:
-            titles, of_titles = self._column(block, "title")
+            of_titles: dict[int, str] = {}
+            titles = column_texts("title", block.columns, of_titles)
             errors |= {
                 index: problem
                 for index, problem in of_titles.items()
@@ -312,12 +314,8 @@ class _TextFile:
             raise BulkError(f"{self._path}, record {block.first + index}: {problem}")
         return [str(own) for own in ids], [str(text).strip() for text in texts]
 
-    def _column(self, block: Block, name: str) -> tuple[list[Any], dict[int, str]]:
-        """Return the texts in a column, None with an error, and the errors by index."""
-        return items_of(block, replace(self._options, template=None, text_column=name), "dense")
 
-
-def _open(path: Path, folder: Path) -> tuple[BulkOptions, Source]:
+def _open(path: Path, folder: Path) -> Source:
     """Open a file with those names of columns that it has.
 
     Raises:
@@ -335,7 +333,7 @@ def _open(path: Path, folder: Path) -> tuple[BulkOptions, Source]:
             continue
         if source.format == "jsonl":  # titles may begin after the records whose columns are read
             source = replace(source, text_columns=("title", "text"))
-        return options, source
+        return source
     raise failure
 
 
