@@ -47,7 +47,7 @@ from service.bulk.opening import OpenJob, checked_kind, open_job
 from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
 from service.bulk.parts import PartFiles, sync
 from service.bulk.progress import Progress
-from service.bulk.readers import Block, read_parquet
+from service.bulk.readers import Block, ReadPlan, read_parquet
 from service.bulk.sources import STDIN, Source, reading_errors
 from service.inference.errors import VitrineError
 
@@ -70,11 +70,6 @@ class Location(NamedTuple):
 
     def __truediv__(self, name: str) -> "Location":
         return Location(self.filesystem, f"{self.path}/{name}")
-
-    @property
-    def info(self) -> FileInfo:
-        """Type, size and time of modification."""
-        return self.filesystem.get_file_info(self.path)
 
 
 def locate(name: str) -> Location:
@@ -110,7 +105,7 @@ class Input:
 
 @dataclass(frozen=True)
 class OutputPart:
-    """A part of the output, and the `readers.ReadPlan` that reads its records only.
+    """A part of the output.
 
     Attributes:
         number: Number of the part, from 0.
@@ -131,14 +126,6 @@ class OutputPart:
     def rows(self) -> int:
         """Number of records."""
         return self.end - self.first
-
-    def rows_from(self, first: int) -> int:
-        """See `readers.ReadPlan`."""
-        return max(0, (self.first if first < self.first else self.end) - first)
-
-    def is_wanted(self, first: int) -> bool:
-        """See `readers.ReadPlan`."""
-        return first >= self.first
 
 
 @dataclass(frozen=True)
@@ -183,6 +170,7 @@ class ClusterJob:
         Raises:
             BulkError: A file cannot be read, or was changed.
         """
+        plan = ReadPlan(start=part.first, limit=part.end)
         starts = accumulate((file.rows for file in self.inputs), initial=0)
         for start, entry in zip(starts, self.inputs, strict=False):
             if start >= part.end or start + entry.rows <= part.first:
@@ -190,7 +178,7 @@ class ClusterJob:
             filesystem, path = entry.location
             with reading_errors(path), filesystem.open_input_file(path) as raw:
                 file = with_verification(raw, entry.file)
-                blocks = read_parquet(file, self.source.columns, start, part)
+                blocks = read_parquet(file, self.source.columns, start, plan)
                 yield from (block for block in blocks if block.columns)
 
 
@@ -267,16 +255,14 @@ class PartEncoder:
                 counts = asyncio.run_coroutine_threadsafe(work, self._loop).result()
             except (BulkError, VitrineError) as failure:
                 error = str(failure)
-        row = {
-            "part": part.number,
-            "rows": counts.rows,
-            "tokens": counts.tokens,
-            "truncated": counts.truncated,
-            "errors": counts.errors,
-            "first_error": counts.first_error or "",
-            "failure": error or "",
+        return {
+            "rows": [counts.rows],
+            "tokens": [counts.tokens],
+            "truncated": [counts.truncated],
+            "errors": [counts.errors],
+            "first_error": [counts.first_error or ""],
+            "failure": [error or ""],
         }
-        return {name: [value] for name, value in row.items()}
 
 
 def encode_on_cluster(
@@ -472,7 +458,7 @@ def open_output(job: ClusterJob) -> dict[int, int]:
     filesystem, path = job.output
     settings = job.output / _SETTINGS
     with reading_errors(path):
-        if job.output.info.type == FileType.File:
+        if filesystem.get_file_info(path).type == FileType.File:
             raise OptionError(f"{path} is not a folder")
         filesystem.create_dir(path, recursive=True)
         names = [info.base_name for info in filesystem.get_file_info(FileSelector(path))]

@@ -9,6 +9,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from functools import partial
+from importlib.util import find_spec
 from io import TextIOWrapper
 from pkgutil import resolve_name
 
@@ -19,17 +20,25 @@ COMMANDS = {
     "sign": ("service.provenance:sign", "sign an artifact"),
     "verify": ("service.provenance:verify", "verify the signature of an artifact"),
     "bom": ("service.provenance:bom", "print the bill of materials of an artifact"),
-    "encode": ("service.bulk.__main__:main", "encode files of texts"),
+    "encode": ("service.bulk.command_line:main", "encode files of texts"),
     "eval": (
-        "service.evaluation.__main__:main",
+        "service.evaluation.command_line:main",
         "measure search with a model by relevance judgements",
     ),
-    "migrate": ("service.evaluation.migrate:main", "search an old model's index with a new model"),
+    "migrate": (
+        "service.evaluation.migrate_command:main",
+        "search an old model's index with a new model",
+    ),
     "explain": (
         "service.explain_command:main",
         "score two texts or label one, and colour their words",
     ),
 }
+
+# Extra that a verb needs, and its packages.
+_BULK = ("pyarrow", "rich")
+_EVAL = (*_BULK, "httpx2", "pytrec_eval", "scipy")
+_EXTRAS = {"encode": ("bulk", _BULK), "eval": ("eval", _EVAL), "migrate": ("eval", _EVAL)}
 
 # Errors of a full disk, a quota, a limit of file sizes, and a broken disk.
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -51,6 +60,7 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
     """Run a verb and return its exit status."""
     function, _ = COMMANDS[verb]
     _prepare_streams()
+    _check_packages(verb)
     try:
         gc.disable()  # imports make many objects, and no garbage that is worth a collection
         if verb == "serve":
@@ -78,6 +88,20 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
 
 # Scripts with names of their own.
 serve, encode, export = (partial(run, verb) for verb in ("serve", "encode", "export"))
+
+
+def _check_packages(verb: str) -> None:
+    """Exit with status 2 if a package is missing that the verb needs."""
+    extra, packages = _EXTRAS.get(verb, ("", ()))
+    for package in packages:
+        if find_spec(package) is None:
+            name = "vitrine-encode" if verb == "encode" else f"vitrine {verb}"
+            print(
+                f"{name}: the package {package} is not installed; install Vitrine with its extra "
+                f"'{extra}'",
+                file=sys.stderr,
+            )
+            sys.exit(2)
 
 
 def _ignore_early_signals() -> None:

@@ -473,9 +473,7 @@ class Settings(BaseSettings):
             raise ValueError("model.name is the name of model.path alone; there are several models")
         if self.models.folder is not None:
             return specs_in(self.models.folder, options)
-        if not self.models.served:
-            named = replace(options, name=self.model.name)
-            return [ModelSpec(path=self.model.path, options=named)]
+        single = ServedModel(path=self.model.path, name=self.model.name)
         return [
             ModelSpec(
                 path=model.path,
@@ -487,7 +485,7 @@ class Settings(BaseSettings):
                     share=model.share,
                 ),
             )
-            for model in self.models.served
+            for model in self.models.served or (single,)
         ]
 
     def model_options(self) -> ModelOptions:

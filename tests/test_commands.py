@@ -305,6 +305,29 @@ def test_model_and_path_of_a_setting_that_are_a_url_are_refused(
     assert expected in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("verb", "name", "extra"),
+    [
+        ("encode", "vitrine-encode", "bulk"),
+        ("eval", "vitrine eval", "eval"),
+        ("migrate", "vitrine migrate", "eval"),
+    ],
+)
+def test_verb_without_a_package_of_its_extra_names_both(
+    verb: str,
+    name: str,
+    extra: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(commands_of_vitrine, "find_spec", lambda name: name == "pyarrow" or None)
+    with pytest.raises(SystemExit, match="2"):
+        commands_of_vitrine.main([verb, "--help"])
+    assert capsys.readouterr().err == (
+        f"{name}: the package rich is not installed; install Vitrine with its extra '{extra}'\n"
+    )
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_interrupted_command_ends_without_a_traceback(
     verb: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -14,50 +14,19 @@ from typing import Any
 import pyarrow as pa
 
 from service.bulk.journal import FinishedPart, Journal, check_unlocked, open_journal
-from service.bulk.opening import checked_kind, open_job
-from service.bulk.options import BulkError, BulkOptions, rows_of_part
+from service.bulk.opening import OpenJob, checked_kind, open_job
+from service.bulk.options import BulkError, BulkOptions
 from service.bulk.parts import FORMATS, PartFiles, join
-from service.bulk.pipeline import EncodedBlock, Pipeline
+from service.bulk.pipeline import EncodedBlock
 from service.bulk.progress import Progress
-from service.bulk.readers import Block
-from service.bulk.sources import Source, open_source
+from service.bulk.readers import Block, ReadPlan
+from service.bulk.sources import open_source
 from service.bulk.verification import verify_rows
 
 log = logging.getLogger("vitrine")
 
 # Name without suffix of the file that replaces all parts.
 _JOINED = "embeddings"
-
-
-@dataclass
-class _Plan:
-    """The parts that a run encodes; see `readers.ReadPlan`.
-
-    Attributes:
-        options: Settings of the job.
-        finished: Numbers of the finished parts.
-        reads_all: Whether finished parts are read too, to compare them with the earlier input.
-        last: Number of the last part to encode; None: the last part of the input.
-    """
-
-    options: BulkOptions
-    finished: frozenset[int]
-    reads_all: bool
-    last: int | None = None
-
-    def part_of(self, first: int) -> int:
-        return first // self.options.part_rows
-
-    def rows_from(self, first: int) -> int:
-        if self.last is not None and self.part_of(first) > self.last:
-            return 0
-        return rows_of_part(first, self.options.part_rows, self.options.limit)
-
-    def is_wanted(self, first: int) -> bool:
-        return self.reads_all or self.is_encoded(self.part_of(first))
-
-    def is_encoded(self, part: int) -> bool:
-        return self.options.has_part(part) and part not in self.finished
 
 
 async def encode_files(
@@ -89,9 +58,9 @@ async def encode_files(
             writing_errors(options.output),
             open_journal(options.output, job.settings, options.shard) as journal,
         ):
-            run = _JobRun(options, source, journal, job.schema, report)
+            run = _JobRun(job, journal, report)
             if journal.rows is None or source.stream is not None:
-                await run.encode(job.pipeline(), stop or asyncio.Event())
+                await run.encode(stop or asyncio.Event())
                 await asyncio.to_thread(run.check)
             await asyncio.to_thread(run.finish)
             if options.verify and run.progress.is_complete:
@@ -114,41 +83,38 @@ def writing_errors(folder: Path) -> Iterator[None]:
 class _JobRun:
     """One run of a job: encodes the parts that are left, and writes them."""
 
-    def __init__(
-        self,
-        options: BulkOptions,
-        source: Source,
-        journal: Journal,
-        schema: pa.Schema,
-        report: Callable[[Progress], None],
-    ) -> None:
-        self._options = options
-        self._source = source
+    def __init__(self, job: OpenJob, journal: Journal, report: Callable[[Progress], None]) -> None:
+        self._job = job
+        self._options = job.options
+        self._source = job.source
         self._journal = journal
         self.progress = Progress(errors_before=sum(part.errors for part in self._own_parts))
-        self._schema = schema
+        self._schema = job.schema
         self._report = report
+        self._kept = frozenset(journal.finished)  # parts that were finished before
         self._hashes: dict[int, Any] = {}  # of the records of each part of standard input
         self._part: _Part | None = None
         self._tidy()
 
-    async def encode(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
+    async def encode(self, stop: asyncio.Event) -> None:
         """Encode the parts that are left, until `stop` is set."""
         try:
-            await self._encode(pipeline, stop)
+            await self._encode(stop)
         finally:
             if self._part is not None:
                 self._part.files.discard()
 
-    async def _encode(self, pipeline: Pipeline, stop: asyncio.Event) -> None:
+    async def _encode(self, stop: asyncio.Event) -> None:
         is_stream = self._source.stream is not None
-        plan = _Plan(self._options, frozenset(self._journal.finished), is_stream)
-        blocks = self._source.read(plan)
+        plan = ReadPlan(self._options.part_rows, limit=self._options.limit)
         if is_stream:
-            blocks = self._check(blocks, plan)
+            blocks = self._check(self._source.read(plan), plan)
+        else:
+            plan.wants = self._is_left
+            blocks = self._source.read(plan)
         total = 0
         self.progress.start()
-        async with aclosing(pipeline.run(blocks)) as encoded:
+        async with aclosing(self._job.pipeline().run(blocks)) as encoded:
             async for block in encoded:
                 number = plan.part_of(block.first)
                 if stop.is_set() and plan.last is None:
@@ -156,7 +122,7 @@ class _JobRun:
                 if plan.last is not None and number > plan.last:
                     break  # it was read before the stop
                 total = block.first + block.count
-                await self._add(number, block, is_kept=number in plan.finished)
+                await self._add(number, block, is_kept=number in self._kept)
                 if plan.rows_from(total) == 0 or plan.part_of(total) > number:
                     await self._end_part()
         await self._end_part()
@@ -166,6 +132,9 @@ class _JobRun:
             raise BulkError(f"the input has no records: {' '.join(self._options.inputs)}")
         if self.progress.is_complete and (is_stream or self._options.shard == (1, 1)):
             self._journal.complete(total)
+
+    def _is_left(self, part: int) -> bool:
+        return self._options.has_part(part) and part not in self._kept
 
     async def _add(self, number: int, block: EncodedBlock, *, is_kept: bool) -> None:
         progress = self.progress
@@ -205,7 +174,7 @@ class _JobRun:
         )
         self._part = None
 
-    def _check(self, blocks: Iterator[Block], plan: _Plan) -> Iterator[Block]:
+    def _check(self, blocks: Iterator[Block], plan: ReadPlan) -> Iterator[Block]:
         """Yield the blocks of standard input; those of finished parts are compared with before.
 
         Raises:
@@ -223,8 +192,8 @@ class _JobRun:
             for values in block.columns.values():
                 digest.update(json.dumps(values).encode())  # orjson refuses long integers
             previous = number
-            yield block if plan.is_encoded(number) else replace(block, columns={})
-        for number in {previous, *plan.finished} - {-1}:
+            yield block if self._is_left(number) else replace(block, columns={})
+        for number in {previous, *self._kept} - {-1}:
             if plan.last is None or number <= plan.last:
                 self._compare(number)
         if plan.last is None and complete not in (None, total):

@@ -15,11 +15,13 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Annotated, Any, BinaryIO, cast
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from models.artifact import sha256
 from models.json_reader import parse_json
@@ -31,10 +33,13 @@ log = logging.getLogger("vitrine")
 _LOCK = "_lock"
 _JOURNAL = re.compile(r"_journal(-\d+-of-(?P<count>\d+))?")
 # The files that a journal can name. Others are not this command's, which removes joined parts.
-_FILE = re.compile(r"(part-\d{5,}|embeddings)\.(parquet|jsonl|npy)")
-_SHA256 = re.compile(r"[0-9a-f]{64}")
-_COUNTS = ("number", "rows", "tokens", "truncated", "errors")
+_FILE = r"(part-\d{5,}|embeddings)\.(parquet|jsonl|npy)"
 _SHARE_WORK = "wait for it, or let several processes share the work with --shard 1/2, --shard 2/2"
+
+_Count = Annotated[int, Field(strict=True, ge=0)]
+_Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_FileName = Annotated[str, Field(pattern=f"^{_FILE}$")]
+_Files = Annotated[dict[_FileName, _Sha256], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,24 @@ class FinishedPart:
             which was compared with the hash of the input when it was read.
     """
 
-    number: int
-    rows: int
-    tokens: int
-    truncated: int
-    errors: int
-    files: Mapping[str, str]
-    records_sha256: str | None = None
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    number: _Count
+    rows: _Count
+    tokens: _Count
+    truncated: _Count
+    errors: _Count
+    files: _Files
+    records_sha256: _Sha256 | None
+
+
+# The value of a line, by the name of the line.
+_LINES: Mapping[str, TypeAdapter[Any]] = {
+    "settings": TypeAdapter(dict),
+    "part": TypeAdapter(FinishedPart),
+    "rows": TypeAdapter(_Count),
+    "joined": TypeAdapter(_Files),
+}
 
 
 class Journal:
@@ -111,8 +127,7 @@ class Journal:
     def read(self, lines: list[dict[str, Any]]) -> None:
         """Add the parts of a journal."""
         for line in lines:
-            if "part" in line:
-                part = FinishedPart(**line["part"])
+            if part := line.get("part"):
                 self.finished[part.number] = part
             self.input_rows = line.get("rows", self.input_rows)
             self.joined = line.get("joined", self.joined)
@@ -152,7 +167,7 @@ class Journal:
             *(self.joined or ())
         }
         for path in sorted(self._folder.iterdir()):
-            if _FILE.fullmatch(path.name) and path.name not in own:
+            if re.fullmatch(_FILE, path.name) and path.name not in own:
                 raise BulkError(
                     f"{path} is no part of this job, but would be read as one; remove it"
                 )
@@ -330,40 +345,10 @@ def _check_line(line: object, *, is_first: bool) -> dict[str, Any]:
     """
     if isinstance(line, dict) and len(line) == 1:
         ((name, value),) = line.items()
-        if (name == "settings") is is_first and name in _LINES and _LINES[name](value):
-            return line
+        if (name == "settings") is is_first and name in _LINES:
+            with suppress(ValidationError):
+                return {name: _LINES[name].validate_python(value)}
     raise ValueError("it is no line of a journal")
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and value >= 0
-
-
-def _is_hash(value: object) -> bool:
-    return isinstance(value, str) and _SHA256.fullmatch(value) is not None
-
-
-def _are_files(value: object) -> bool:
-    if not isinstance(value, dict) or not value:
-        return False
-    return all(_FILE.fullmatch(name) and _is_hash(hashed) for name, hashed in value.items())
-
-
-def _is_part(value: object) -> bool:
-    if not isinstance(value, dict) or value.keys() != FinishedPart.__dataclass_fields__.keys():
-        return False
-    records = value["records_sha256"]
-    has_counts = all(_is_count(value[name]) for name in _COUNTS)
-    return has_counts and _are_files(value["files"]) and (records is None or _is_hash(records))
-
-
-# Returns whether the value of a line is valid, by the name of the line.
-_LINES: Mapping[str, Callable[[object], bool]] = {
-    "settings": lambda value: isinstance(value, dict),
-    "part": _is_part,
-    "rows": _is_count,
-    "joined": _are_files,
-}
 
 
 def _check_shards(folder: Path, path: Path, shard: tuple[int, int]) -> None:

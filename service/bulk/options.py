@@ -166,9 +166,3 @@ class BulkOptions:
         """Return the columns from which the texts of a record are made."""
         texts = (self.text_column,) if self.template is None else self.template_columns
         return (self.query_column, *texts) if kind == "scores" else texts
-
-
-def rows_of_part(first: int, part_rows: int, limit: int | None) -> int:
-    """Return the number of records from `first` to the end of its part; 0 from the limit on."""
-    end = (first // part_rows + 1) * part_rows
-    return max(0, (end if limit is None else min(end, limit)) - first)

@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -215,8 +216,7 @@ def _join_lines(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:
     with files[0].open("wb") as joined:
         for (part,) in parts:
             with part.open("rb") as file:
-                while chunk := file.read(2**20):
-                    joined.write(chunk)
+                shutil.copyfileobj(file, joined)
 
 
 def _join_numpy(parts: Sequence[Sequence[Path]], files: Sequence[Path]) -> None:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, TypeVar, cast
 
 import orjson
 import pyarrow as pa
@@ -63,14 +63,39 @@ class Block:
     share: float = 0.0
 
 
-class ReadPlan(Protocol):
-    """The records that a job needs."""
+@dataclass
+class ReadPlan:
+    """The records that a job needs, by default all.
+
+    Attributes:
+        part_rows: Number of records per part.
+        start: Index of the first record; those before it are skipped.
+        limit: Index after the last record; None: all.
+        last: Number of the last part, which may be set meanwhile; None: all.
+        wants: Returns whether the job needs a part, by its number; other parts are skipped.
+    """
+
+    part_rows: int = 2**62
+    start: int = 0
+    limit: int | None = None
+    last: int | None = None
+    wants: Callable[[int], bool] = lambda _: True
+
+    def part_of(self, first: int) -> int:
+        """Return the number of the part of a record."""
+        return first // self.part_rows
 
     def rows_from(self, first: int) -> int:
         """Return the number of records of the part from `first` on; 0: the job ends there."""
+        part = self.part_of(first)
+        if self.last is not None and part > self.last:
+            return 0
+        end = self.start if first < self.start else (part + 1) * self.part_rows
+        return max(0, (end if self.limit is None else min(end, self.limit)) - first)
 
     def is_wanted(self, first: int) -> bool:
         """Return whether the job needs the part of a record."""
+        return first >= self.start and self.wants(self.part_of(first))
 
 
 # Reads a decompressed file, given the requested columns and the index of its first record.

@@ -44,18 +44,20 @@ def items_of(
     """Return the item of each record, None with an error, and the errors by index in the block."""
     errors = dict(block.errors)
     if options.template is None:
-        texts = _texts(options.text_column, block.columns, errors)
+        texts = column_texts(options.text_column, block.columns, errors)
     else:
         texts = _fill(options.template, options.template_columns, block, errors)
     if kind != "scores":
         return list(texts), errors
-    queries = _texts(options.query_column, block.columns, errors)
+    queries = column_texts(options.query_column, block.columns, errors)
     pairs = zip(queries, texts, strict=True)
     return [None if None in pair else pair for pair in pairs], errors  # type: ignore[misc]
 
 
-def _texts(name: str, columns: Mapping[str, Values], errors: dict[int, str]) -> list[str | None]:
-    """Return the texts in a column, None with an error."""
+def column_texts(
+    name: str, columns: Mapping[str, Values], errors: dict[int, str]
+) -> list[str | None]:
+    """Return the texts in a column, None with an error, which is added to the errors."""
     texts: list[str | None] = []
     for index, value in enumerate(python_values(name, columns[name], errors)):
         text = value if isinstance(value, str) else None

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,9 @@ from numpy.typing import NDArray
 
 from service.bulk.journal import Journal
 from service.bulk.opening import OpenJob
-from service.bulk.options import HIGHLIGHTS, ROW, BulkError, rows_of_part
+from service.bulk.options import HIGHLIGHTS, ROW, BulkError
 from service.bulk.parts import native_file
+from service.bulk.readers import ReadPlan
 from service.bulk.texts import records_of
 
 # Largest difference between a row of the output and the same record alone: 1 - cosine of vectors or
@@ -25,21 +25,6 @@ _TOLERANCE = 1e-5
 _ROUNDED_TOLERANCE = 2e-2
 # The same for bits: values near 0 can have either sign.
 _BITS_TOLERANCE = 0.2
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """A plan that reads the parts of some rows; see `readers.ReadPlan`."""
-
-    parts: frozenset[int]
-    part_rows: int
-    limit: int
-
-    def rows_from(self, first: int) -> int:
-        return rows_of_part(first, self.part_rows, self.limit)
-
-    def is_wanted(self, first: int) -> bool:
-        return first // self.part_rows in self.parts
 
 
 async def verify_rows(job: OpenJob, journal: Journal) -> tuple[int, float]:
@@ -60,8 +45,9 @@ async def verify_rows(job: OpenJob, journal: Journal) -> tuple[int, float]:
     elif (options.dtype, options.precision) == ("float32", "float32"):
         tolerance = _TOLERANCE
     largest = 0.0
-    parts = frozenset(row // options.part_rows for row in rows)
-    for block in job.source.read(_Sample(parts, options.part_rows, total)):
+    parts = {row // options.part_rows for row in rows}
+    plan = ReadPlan(options.part_rows, limit=total, wants=parts.__contains__)
+    for block in job.source.read(plan):
         if not block.columns:
             continue
         items, _, errors = records_of(block, options, job.kind, job.source.copied)

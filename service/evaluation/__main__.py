@@ -1,17 +1,8 @@
-"""`vitrine eval`, if the packages of the extra "eval" are installed."""
+"""`python -m service.evaluation`, which is `vitrine eval`."""
 
 import sys
-from collections.abc import Sequence
 
-from service.bulk.__main__ import run
-
-PACKAGES = ("pyarrow", "rich", "httpx2", "pytrec_eval", "scipy")
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command and return its exit status."""
-    return run("vitrine eval", "eval", PACKAGES, "service.evaluation.command_line", arguments)
-
+from service.commands import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("eval"))

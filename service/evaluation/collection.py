@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.parts import native_file
-from service.bulk.readers import Block, json_objects
+from service.bulk.readers import Block, ReadPlan, json_objects
 from service.bulk.sources import (
     Source,
     check_not_compressed,
@@ -29,7 +29,7 @@ from service.bulk.sources import (
     reading_errors,
     suffix_format,
 )
-from service.bulk.texts import copied_array, items_of, python_values
+from service.bulk.texts import column_texts, copied_array, python_values
 from service.inference.tokenizing.sentences import sentence_starts
 from service.inference.tokenizing.words import word_spans
 
@@ -37,7 +37,6 @@ from service.inference.tokenizing.words import word_spans
 Judgements = Mapping[str, Mapping[str, int]]
 
 _SCHEMA = pa.schema([pa.field("id", pa.string()), pa.field("text", pa.string())])
-_ALL_ROWS = 2**62
 # Key of the hash of the texts in the metadata of their Parquet file.
 CONTENT = b"vitrine texts"
 # Names of files in a folder of BEIR's layout, without suffix.
@@ -240,17 +239,6 @@ def the_file(folder: Path, name: str) -> Path:
     return matches[0]
 
 
-@dataclass(frozen=True)
-class _EveryRow:
-    """A plan that reads all rows; see `readers.ReadPlan`."""
-
-    def rows_from(self, _first: int) -> int:
-        return _ALL_ROWS
-
-    def is_wanted(self, _first: int) -> bool:
-        return True
-
-
 class _TextFile:
     """A file of documents or queries.
 
@@ -264,7 +252,7 @@ class _TextFile:
 
     def __init__(self, path: Path, folder: Path) -> None:
         self._path = path
-        self._options, self._source = _open(path, folder)
+        self._source = _open(path, folder)
         self.sha256 = "".join(file.sha256 for file in self._source.files)
 
     def write(self, target: Path, only: Collection[str] | None) -> list[str]:
@@ -283,7 +271,7 @@ class _TextFile:
     def _records(self, only: Collection[str] | None) -> Iterator[list[list[str]]]:
         """Yield the ids and the texts of records."""
         seen: set[str] = set()
-        for block in self._source.read(_EveryRow()):
+        for block in self._source.read(ReadPlan()):
             ids, texts = self._block(block)
             kept = [i for i, own in enumerate(ids) if only is None or own in only]
             for own in (ids[i] for i in kept):
@@ -304,9 +292,11 @@ class _TextFile:
         Raises:
             BulkError: A record has no id or no text, or a title that is no text.
         """
-        texts, errors = self._column(block, "text")
+        errors = dict(block.errors)
+        texts = column_texts("text", block.columns, errors)
         if "title" in block.columns:
-            titles, of_titles = self._column(block, "title")
+            of_titles: dict[int, str] = {}
+            titles = column_texts("title", block.columns, of_titles)
             errors |= {
                 index: problem
                 for index, problem in of_titles.items()
@@ -324,12 +314,8 @@ class _TextFile:
             raise BulkError(f"{self._path}, record {block.first + index}: {problem}")
         return [str(own) for own in ids], [str(text).strip() for text in texts]
 
-    def _column(self, block: Block, name: str) -> tuple[list[Any], dict[int, str]]:
-        """Return the texts in a column, None with an error, and the errors by index."""
-        return items_of(block, replace(self._options, template=None, text_column=name), "dense")
 
-
-def _open(path: Path, folder: Path) -> tuple[BulkOptions, Source]:
+def _open(path: Path, folder: Path) -> Source:
     """Open a file with those names of columns that it has.
 
     Raises:
@@ -347,7 +333,7 @@ def _open(path: Path, folder: Path) -> tuple[BulkOptions, Source]:
             continue
         if source.format == "jsonl":  # titles may begin after the records whose columns are read
             source = replace(source, text_columns=("title", "text"))
-        return options, source
+        return source
     raise failure
 
 

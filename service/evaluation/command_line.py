@@ -33,7 +33,7 @@ from service.evaluation.comparison import Evaluated, compare, read_evaluation
 from service.evaluation.evaluation import EvaluationOptions, Job, evaluate, write_file
 from service.evaluation.gate import COMPARISON
 from service.evaluation.measures import DEFAULT, parse_measures
-from service.evaluation.report import report_html, summary
+from service.evaluation.report import MEASURE_COLUMNS, cell_text, measure_rows, report_html, summary
 from service.evaluation.server import CONTRACTS, ContractName, ServerJob
 from service.model_cache import model_path, required_signer
 
@@ -43,19 +43,13 @@ EPILOG = (
 )
 
 
-# Options of models in this process, and their defaults.
-_MODEL_OPTIONS = {
-    "query_prompt": "query",
-    "document_prompt": "document",
-    "dimensions": None,
-    "dtype": "float32",
-    "chunking": None,
-    "chunk_size": None,
-    "chunk_overlap": 0,
-    "late": False,
-}
+# Options of models in this process.
+_MODEL_OPTIONS = (
+    *("query_prompt", "document_prompt", "dimensions", "dtype"),
+    *("chunking", "chunk_size", "chunk_overlap", "late"),
+)
 # The same, of rerankers too.
-_RUN_OPTIONS = {"engine": "auto", "precision": "float32", "threads": 0}
+_RUN_OPTIONS = ("engine", "precision", "threads")
 # Options that another one needs.
 _NEEDS = {"split": "beir", "contract": "server", "rerank_top": "reranker"}
 # Environment variable with the API key of a server: commands are seen by other users.
@@ -169,7 +163,7 @@ def _options(values: Mapping[str, Any]) -> EvaluationOptions:
     if top < 1:
         raise OptionError("--rerank-top must be at least 1")
     files = _files(values)
-    shared = {name: values[name] for name in ("engine", "precision", "threads")}
+    shared = {name: values[name] for name in _RUN_OPTIONS}
     folder: Path = values["output"]
     # Inputs and outputs of the jobs are set when they run.
     own: dict[str, Any] = {"inputs": (), "output": folder, **shared, "signer": required_signer()}
@@ -197,9 +191,9 @@ def _server(values: Mapping[str, Any]) -> ServerJob:
     Raises:
         OptionError: An option is missing, invalid, or does not apply to a server.
     """
-    of_reranker = {} if values["reranker"] is None else _RUN_OPTIONS
-    for name, default in (_MODEL_OPTIONS | _RUN_OPTIONS).items():
-        if values[name] != default and name not in of_reranker:
+    parser = _parser()
+    for name in (*_MODEL_OPTIONS, *(_RUN_OPTIONS if values["reranker"] is None else ())):
+        if values[name] != parser.get_default(name):
             option = name.replace("_", "-")
             raise OptionError(f"--{option} applies to models in this process, not to --server")
     name = values["model"] or ""
@@ -310,13 +304,9 @@ def _compare(old: Evaluated, new: Evaluated) -> None:
     if lacking:
         print(f"not compared, because one of the two lacks them: {', '.join(sorted(lacking))}")
     if comparison["measures"]:
-        columns = ("measure", "old", "new", "difference", "95 % interval", "better", "worse")
-        table = Table(*columns, box=None, pad_edge=False)
-        for name, own in comparison["measures"].items():
-            low, high = own["interval"]
-            numbers = (f"{own['old']:.4f}", f"{own['new']:.4f}", f"{own['difference']:+.4f}")
-            counts = (str(own["better"]), str(own["worse"]))
-            table.add_row(name, *numbers, f"{low:+.4f} to {high:+.4f}", *counts)
+        table = Table(*MEASURE_COLUMNS, box=None, pad_edge=False)
+        for row in measure_rows(comparison):
+            table.add_row(*map(cell_text, row))
         Console().print(table)
     print("\n".join(summary(comparison, new)))
     print(f"{folder}/comparison.html has the queries that changed most, and explains why")

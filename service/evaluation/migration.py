@@ -7,13 +7,12 @@ other half measure it.
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from models.artifact import Artifact
 from models.identity import identity_of
@@ -23,7 +22,7 @@ from service.bulk.parts import native_file
 from service.evaluation.comparison import Evaluated
 from service.evaluation.maps import Map, Matrix, fit_maps
 from service.evaluation.measures import means, measure, parse_measures
-from service.evaluation.ranking import Rankings, VectorFiles, VectorSpace, rank
+from service.evaluation.ranking import Rankings, VectorFiles, VectorSpace, matrix_of, rank
 from service.model_cache import required_signer
 
 # Settings of the jobs whose vectors are not those that a service returns by default.
@@ -102,28 +101,29 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
             f"{len(judged)} queries have judgements, and a map needs {2 * _MIN_QUERIES}; "
             "vitrine eval --known-items makes them"
         )
-    artifacts = [_artifact(own) for own in (old, new)]
-    spaces = [VectorSpace(_similarity(a), a.manifest.vocab_size) for a in artifacts]
-    pairs = _pairs(old, new)
-    if len(pairs[0]) < _MIN_PAIRS:
-        raise OptionError(f"{len(pairs[0])} documents have both vectors; a map needs {_MIN_PAIRS}")
-    maps = fit_maps(pairs[1], pairs[0])
+    old_artifact, new_artifact = _artifact(old), _artifact(new)
+    old_space, new_space = _space(old_artifact), _space(new_artifact)
+    old_vectors, new_vectors = _pairs(old, new)
+    pairs = len(old_vectors)
+    if pairs < _MIN_PAIRS:
+        raise OptionError(f"{pairs} documents have both vectors; a map needs {_MIN_PAIRS}")
+    maps = fit_maps(new_vectors, old_vectors)
     # Queries take turns, so that both halves are of all parts of the collection.
     choosing, measuring = judged[::2], judged[1::2]
 
-    def search(queries: VectorFiles, index: Evaluated, similarity: VectorSpace) -> Rankings:
-        documents = VectorFiles(index.folder / "documents", _ids(index, "documents"), "dense")
-        return rank(queries, documents, similarity, _DEPTH)
+    def search(queries: VectorFiles, index: Evaluated, space: VectorSpace) -> Rankings:
+        return rank(queries, _files(index, "documents"), space, _DEPTH)
 
-    queries = [VectorFiles(e.folder / "queries", _ids(e, "queries"), "dense") for e in (old, new)]
-    rankings = {FULL: search(queries[1], new, spaces[1]), OLD: search(queries[0], old, spaces[0])}
-    if pairs[0].shape[1] == pairs[1].shape[1]:
-        rankings[UNMAPPED] = search(queries[1], old, spaces[0])
+    old_queries, new_queries = _files(old, "queries"), _files(new, "queries")
+    rankings = {FULL: search(new_queries, new, new_space), OLD: search(old_queries, old, old_space)}
+    if old_vectors.shape[1] == new_vectors.shape[1]:
+        rankings[UNMAPPED] = search(new_queries, old, old_space)
+    normalizes = old_artifact.manifest.normalize
     with tempfile.TemporaryDirectory() as name:
         for form, map_ in maps.items():
-            folder = Path(name) / form
-            _write_mapped(new.folder / "queries", folder, map_, artifacts[0].manifest.normalize)
-            rankings[form] = search(VectorFiles(folder, queries[1].ids, "dense"), old, spaces[0])
+            mapped = replace(new_queries, folder=Path(name) / form)
+            _write_mapped(new_queries.folder, mapped.folder, map_, normalizes)
+            rankings[form] = search(mapped, old, old_space)
 
     def recalls(half: Sequence[str]) -> dict[str, float]:
         some = {query: judgements[query] for query in half}
@@ -134,17 +134,16 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
 
     chosen = recalls(choosing)
     best = max(maps, key=lambda form: chosen[form])
-    job = old.results["jobs"]["documents"]
     return Migration(
-        artifact=artifacts[1],
-        model=artifacts[0].manifest.name,
-        version=job["model version"],
-        similarity=spaces[0].kind,
-        normalizes=artifacts[0].manifest.normalize,
+        artifact=new_artifact,
+        model=old_artifact.manifest.name,
+        version=old.results["jobs"]["documents"]["model version"],
+        similarity=old_space.kind,
+        normalizes=normalizes,
         prompt_name=new.results["jobs"]["queries"]["--prompt-name"],
         form=best,
         map=maps[best],
-        pairs=len(pairs[0]),
+        pairs=pairs,
         queries=len(measuring),
         recalls=recalls(measuring),
         overlaps={name: _overlap(rankings[FULL], own, measuring) for name, own in rankings.items()},
@@ -181,16 +180,16 @@ def _artifact(own: Evaluated) -> Artifact:
     return artifact
 
 
-def _similarity(artifact: Artifact) -> SimilarityName:
+def _space(artifact: Artifact) -> VectorSpace:
     similarity = artifact.manifest.similarity
     assert similarity is not None  # noqa: S101 - dense vectors have one
-    return similarity
+    return VectorSpace(similarity, artifact.manifest.vocab_size)
 
 
-def _ids(own: Evaluated, name: str) -> list[str]:
-    file = pq.ParquetFile(native_file(own.folder / f"{name}.parquet"))
-    ids: list[str] = file.read(["id"])[0].to_pylist()
-    return ids
+def _files(own: Evaluated, name: str) -> VectorFiles:
+    """Return the vectors of the documents or the queries of an evaluation."""
+    texts = pq.ParquetFile(native_file(own.folder / f"{name}.parquet"))
+    return VectorFiles(own.folder / name, texts.read(["id"])[0].to_pylist(), "dense")
 
 
 def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
@@ -199,22 +198,17 @@ def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
     Of more than `_MAX_PAIRS` documents, it takes one in `step`, because neighbours in a collection
     are often of one subject.
     """
-    step = -(-len(_ids(new, "documents")) // _MAX_PAIRS)
+    step = -(-len(_files(new, "documents").ids) // _MAX_PAIRS)
     tables = []
     for own in (old, new):
-        blocks = VectorFiles(own.folder / "documents", (), "dense").blocks(4096)
-        rows: list[NDArray[np.int64]] = []
-        vectors: list[NDArray[np.float32]] = []
-        for block in blocks:
-            own_rows = block.column(ROW).to_numpy()
-            kept = own_rows % step == 0
-            column = block.column("embedding")
-            rows.append(own_rows[kept])
-            width = column.type.list_size
-            vectors.append(column.flatten().to_numpy().reshape(len(block), width)[kept])
-        if not rows:
+        blocks = [
+            block.filter(pa.array(block.column(ROW).to_numpy() % step == 0))
+            for block in _files(own, "documents").blocks(4096)
+        ]
+        if not blocks:
             raise OptionError(f"no document of {own.folder} has a vector")
-        tables.append((np.concatenate(rows), np.concatenate(vectors)))
+        table = pa.Table.from_batches(blocks)
+        tables.append((table[ROW].to_numpy(), matrix_of(table["embedding"].combine_chunks())))
     (old_rows, old_vectors), (new_rows, new_vectors) = tables
     _, a, b = np.intersect1d(old_rows, new_rows, return_indices=True)
     return old_vectors[a].astype(np.float64), new_vectors[b].astype(np.float64)
@@ -226,8 +220,7 @@ def _write_mapped(source: Path, folder: Path, map_: Map, normalizes: bool) -> No
     for path in sorted(source.glob("part-*.parquet")):
         table = pq.ParquetFile(native_file(path)).read([ROW, "embedding", ERROR]).combine_chunks()
         valid = table.filter(table[ERROR].is_null())
-        column = valid["embedding"].combine_chunks()
-        mapped = map_(column.flatten().to_numpy().reshape(len(valid), column.type.list_size))
+        mapped = map_(matrix_of(valid["embedding"].combine_chunks()))
         if normalizes:
             mapped /= np.maximum(np.linalg.norm(mapped, axis=1), np.finfo(float).tiny)[:, None]
         flat = pa.array(mapped.astype(np.float32).reshape(-1))

@@ -159,22 +159,22 @@ def _scores(
         )
     column, own = documents.column("embedding"), queries.column("embedding")
     if of.kind == "multi":
-        multi = _split(column, _matrix(column.flatten(), None))
+        multi = _split(column, matrix_of(column.flatten()))
         return np.array(
             [
                 max_similarities([query] * len(multi), multi)
-                for query in _split(own, _matrix(own.flatten(), None))
+                for query in _split(own, matrix_of(own.flatten()))
             ]
         )
     chunks = column.flatten() if of.kind == "chunks" else column
     is_bits = of.quantizer is not None and DTYPES[of.quantizer.dtype].packs_bits
     kind = "dot" if is_bits else similarity.kind
-    scores = similarity_matrix(kind, _matrix(own, None), _matrix(chunks, of.quantizer))
+    scores = similarity_matrix(kind, matrix_of(own), matrix_of(chunks, of.quantizer))
     return np.maximum.reduceat(scores, _starts(column), axis=1) if of.kind == "chunks" else scores
 
 
-def _matrix(vectors: pa.Array, quantizer: Quantizer | None) -> NDArray[np.float32]:
-    """Return vectors as a matrix `(N, W)`."""
+def matrix_of(vectors: pa.Array, quantizer: Quantizer | None = None) -> NDArray[np.float32]:
+    """Return a column of vectors, or of their codes, as a matrix `(N, W)`."""
     shape = len(vectors), vectors.type.list_size
     codes = vectors.flatten().to_numpy(zero_copy_only=False).reshape(shape)
     return codes.astype(np.float32) if quantizer is None else quantizer.dequantize(codes)

@@ -37,6 +37,7 @@ th,td{text-align:left;padding:.25rem .75rem;border-bottom:1px solid #dde2e8;vert
 td.number{text-align:right;font-variant-numeric:tabular-nums}
 h2{margin-top:2.5rem}
 """
+MEASURE_COLUMNS = ("measure", "old", "new", "difference", "95 % interval", "better", "worse")
 _Row = Sequence[object]
 
 
@@ -52,18 +53,7 @@ def report_html(old: Evaluated, new: Evaluated, comparison: Mapping[str, Any]) -
     yield f"<style>{_STYLE}</style><h1>{_title(old, new)}</h1>"
     yield "<p>" + " ".join(summary(comparison, new)) + "</p>"
     if comparison["measures"]:
-        yield _table(
-            ("measure", "old", "new", "difference", "95 % interval", "better", "worse"),
-            [
-                (
-                    name,
-                    *(own["old"], own["new"], f"{own['difference']:+.4f}"),
-                    "{:+.4f} to {:+.4f}".format(*own["interval"]),
-                    *(own["better"], own["worse"]),
-                )
-                for name, own in comparison["measures"].items()
-            ],
-        )
+        yield _table(MEASURE_COLUMNS, measure_rows(comparison))
     settings = [(name, *pair) for name, pair in comparison["settings"].items()]
     yield "<h2>Settings that differ</h2>" + _table(("setting", "old", "new"), settings)
     changed = [own for own in comparison["queries"] if not own["is_equal"]][:_SHOWN]
@@ -81,6 +71,24 @@ def report_html(old: Evaluated, new: Evaluated, comparison: Mapping[str, Any]) -
             if place < _EXPLAINED:
                 for name, model in models.items():
                     yield _explanation(name, model, queries[own["query"]], own, documents)
+
+
+def measure_rows(comparison: Mapping[str, Any]) -> list[_Row]:
+    """Return a row with the `MEASURE_COLUMNS` for each measure of a comparison."""
+    return [
+        (
+            name,
+            *(own["old"], own["new"], f"{own['difference']:+.4f}"),
+            "{:+.4f} to {:+.4f}".format(*own["interval"]),
+            *(own["better"], own["worse"]),
+        )
+        for name, own in comparison["measures"].items()
+    ]
+
+
+def cell_text(value: object) -> str:
+    """Return the text of a cell of a table: floats have four decimals."""
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
 
 
 def summary(comparison: Mapping[str, Any], new: Evaluated) -> Iterator[str]:
@@ -109,8 +117,8 @@ def _row(row: _Row) -> str:
     cells = []
     for value in row:
         is_number = isinstance(value, int | float)
-        text = f"{value:.4f}" if isinstance(value, float) else str(value)
-        cells.append(f"<td {'class=number' if is_number else 'dir=auto'}>{escape(text)}")
+        kind = "class=number" if is_number else "dir=auto"
+        cells.append(f"<td {kind}>{escape(cell_text(value))}")
     return f"<tr>{''.join(cells)}"
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from service.bulk.options import ERROR, ROW, BulkError, OptionError
 from service.bulk.parts import METADATA, native_file
 from service.bulk.sources import reading_errors
-from service.evaluation.collection import CONTENT, named_when_complete
+from service.evaluation.collection import CONTENT, write_table
 
 ContractName = Literal["vitrine", "openai", "tei"]
 CONTRACTS: tuple[ContractName, ...] = get_args(ContractName)
@@ -124,7 +124,9 @@ async def encode_on_server(job: ServerJob, texts: Path, output: Path, stop: asyn
             part = output / f"part-{number:05}.parquet"
             if not await asyncio.to_thread(part.exists):
                 rows = await server.encode(batch.column(0).to_pylist(), first)
-                await asyncio.to_thread(_write, part, rows, {**content, "version": server.version})
+                description = orjson.dumps({**content, "version": server.version})
+                schema = rows.schema.with_metadata({METADATA: description})
+                await asyncio.to_thread(write_table, part, schema, [rows.columns])
             with reading_errors(str(part)):  # a file of an earlier run
                 metadata = pq.read_schema(native_file(part)).metadata or {}
             known = orjson.loads(metadata.get(METADATA, b"{}"))
@@ -135,12 +137,6 @@ async def encode_on_server(job: ServerJob, texts: Path, output: Path, stop: asyn
             if stop.is_set():
                 return first >= total
     return True
-
-
-def _write(part: Path, rows: pa.RecordBatch, content: Mapping[str, object]) -> None:
-    schema = rows.schema.with_metadata({METADATA: orjson.dumps(content)})
-    with named_when_complete(part) as partial, native_file(partial, "wb") as file:
-        pq.write_table(pa.Table.from_batches([rows]).cast(schema), file)
 
 
 class _Server:

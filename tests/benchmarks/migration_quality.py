@@ -36,9 +36,9 @@ def write_collection(folder: Path, found: dict[str, tuple[str, str]], count: int
             judgements.write(f"{name} 0 {name} 1\n")
 
 
-def run(module: str, *arguments: object) -> None:
-    """Run a command of the service, whose output is shown."""
-    command = [sys.executable, "-m", module, *map(str, arguments)]
+def run(verb: str, *arguments: object) -> None:
+    """Run a command of `vitrine`, whose output is shown."""
+    command = [sys.executable, "-m", "service.commands", verb, *map(str, arguments)]
     subprocess.run(command, check=True)
 
 
@@ -60,11 +60,11 @@ def main() -> None:
             evaluations = [folder / f"{queries}-{index}" for index in (0, 1)]
             for output, artifact in zip(evaluations, options.artifacts, strict=True):
                 corpus = ("--corpus", folder / "corpus.jsonl")
-                run("service.evaluation", output, *corpus, *own, "--model", artifact, *_ENGINE)
+                run("eval", output, *corpus, *own, "--model", artifact, *_ENGINE)
             for old, new in (evaluations, evaluations[::-1]):
                 output = folder / f"{old.name}-to-{new.name}"
                 paths = (output, "--old", old, "--new", new)
-                run("service.evaluation.migrate", *paths, "--space", "old", "--min-recall", "0")
+                run("migrate", *paths, "--space", "old", "--min-recall", "0")
 
 
 if __name__ == "__main__":

@@ -184,8 +184,8 @@ GUARDS = (
     ),
     Guard(
         "service/bulk/journal.py",
-        "_FILE.fullmatch(name) and _is_hash(hashed)",
-        "_is_hash(hashed)",
+        '_FileName = Annotated[str, Field(pattern=f"^{_FILE}$")]',
+        "_FileName = str",
         f"{_B}test_resume.py::test_part_of_another_name_is_damage_of_the_journal",
     ),
     Guard(
@@ -306,9 +306,9 @@ GUARDS = (
         "luster",
     ),
     Guard(
-        "deploy/ray_encode.py",
-        "return max(0, (self.first if first < self.first else self.end) - first)",
-        "return max(0, self.end - first)",
+        "service/bulk/readers.py",
+        "end = self.start if first < self.start else (part + 1) * self.part_rows",
+        "end = (part + 1) * self.part_rows",
         "tests/deploy/test_ray_encode.py::test_damaged_part_of_a_cluster_is_encoded_again",
     ),
     Guard(

@@ -58,16 +58,6 @@ class DamagedFile:
     may_fail: bool = False
 
 
-class _AllRecords:
-    """A plan that reads all records, in parts of a few."""
-
-    def rows_from(self, first: int) -> int:
-        return 50 - first % 50
-
-    def is_wanted(self, first: int) -> bool:
-        return first >= 0
-
-
 def _text(draw: random.Random) -> str:
     return " ".join(draw.choices(_WORDS, k=draw.randint(1, 12)))
 
@@ -291,7 +281,7 @@ def read(file: DamagedFile, folder: Path) -> tuple[dict[str, list[Any]], dict[st
     errors: dict[str, str] = {}
     with patch.multiple(readers, **_LIMITS):
         source = open_source(options, "dense")
-        for block in source.read(_AllRecords()):
+        for block in source.read(readers.ReadPlan(part_rows=50)):
             items, columns, own_errors = records_of(block, options, "dense", source.copied)
             ids = [str(item).split(" ")[0] for item in items] if is_text else columns[0].to_pylist()
             for index, (own, item) in enumerate(zip(ids, items, strict=True)):

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from service.bulk.job import _Plan
 from service.bulk.options import BulkOptions, OptionError
+from service.bulk.readers import ReadPlan
 from service.bulk.sources import open_source
 from service.bulk.texts import items_of
 from tests.service.bulk.conftest import Encode, rows_of, write_lines
@@ -92,7 +92,7 @@ def test_times_keep_their_nanoseconds_in_json_lines_and_templates(
     # Without nanoseconds they are as Python writes them.
     assert [values[index] for index in (1, 3)] == [str(NANOSECONDS[i]) for i in (1, 3)]
     chosen = BulkOptions(inputs=(str(path),), output=output, model=tmp_path, template="at {time}")
-    (block,) = open_source(chosen, "dense").read(_Plan(chosen, frozenset(), reads_all=True))
+    (block,) = open_source(chosen, "dense").read(ReadPlan())
     texts, _ = items_of(block, chosen, "dense")
     assert texts == [value and f"at {value}" for value in values]
 

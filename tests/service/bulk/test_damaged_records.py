@@ -18,12 +18,12 @@ from service.bulk import command_line, encoder, opening, readers
 from service.bulk.columns import copied_columns
 from service.bulk.encoder import RecordEncoder
 from service.bulk.options import BulkError, OptionError
-from service.bulk.readers import READERS
+from service.bulk.readers import READERS, ReadPlan
 from service.bulk.sources import open_source
 from service.bulk.texts import items_of
 from tests.service.bulk.conftest import Encode, rows_of
 from tests.service.bulk.damage import GENERATORS, DamagedFile, problem, read
-from tests.service.bulk.test_readers import Parts, options, texts
+from tests.service.bulk.test_readers import options, texts
 
 
 @pytest.mark.parametrize("generate", GENERATORS)
@@ -94,7 +94,7 @@ def test_record_beyond_the_limit_is_an_error_and_is_never_held_in_memory(name: s
 
     for end in (b"\n", b"\r\n"):
         file = OnlyChunks(end.join([*header, good, long * 3, good, long]))
-        blocks = list(READERS[name](file, ["text"], 0, Parts()))  # type: ignore[index]
+        blocks = list(READERS[name](file, ["text"], 0, ReadPlan()))  # type: ignore[index]
         values = [value for block in blocks for value in block.columns["text"]]
         assert values == ["good", None, "good", None]
         errors = {b.first + i: error for b in blocks for i, error in b.errors.items()}
@@ -202,7 +202,7 @@ def test_binary_column_of_texts_is_read_as_utf8(tmp_path: Path) -> None:
     expected = {1: "the record is not valid UTF-8", 2: "the column 'text' is null or missing"}
     assert texts(open_source(options(path), "dense")) == {0: "naïve", **expected}
     source = open_source(options(path, template="{id} {text}"), "dense")
-    (block,) = source.read(Parts())
+    (block,) = source.read(ReadPlan())
     items, errors = items_of(block, options(path, template="{id} {text}"), "dense")
     assert items == ["1 naïve", None, "3 "]
     assert errors == {1: "the record is not valid UTF-8"}

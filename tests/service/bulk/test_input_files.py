@@ -15,10 +15,11 @@ from models.artifact import Artifact
 from service.bulk import input_files, job
 from service.bulk.input_files import hash_file, with_verification
 from service.bulk.options import BulkError
+from service.bulk.readers import ReadPlan
 from service.bulk.sources import open_source
 from tests.service.bulk.changing_inputs import opened, problem
 from tests.service.bulk.conftest import Encode, rows_of
-from tests.service.bulk.test_readers import Parts, options, texts
+from tests.service.bulk.test_readers import options, texts
 
 _SIZES = st.integers(0, 3 * input_files.BLOCK_BYTES)
 
@@ -67,7 +68,7 @@ def test_parquet_that_changes_while_it_is_read_is_an_error_of_the_job(tmp_path: 
     path = tmp_path / "a.parquet"
     table = pa.table({"text": [f"text {row}" * 200 for row in range(3000)]})
     pq.write_table(table, path, row_group_size=300, compression="none", use_dictionary=False)
-    blocks = open_source(options(path), "dense").read(Parts())
+    blocks = open_source(options(path), "dense").read(ReadPlan())
     next(blocks)
     content = path.read_bytes()
     path.write_bytes(content.replace(b"text 2900", b"text 0000"))

@@ -7,7 +7,6 @@ import io
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,24 +20,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.bulk.options import BulkError, BulkOptions, OptionError
-from service.bulk.readers import READERS, Block
+from service.bulk.readers import READERS, Block, ReadPlan
 from service.bulk.sources import Source, open_source
 from service.bulk.texts import copied_array, items_of
-
-
-@dataclass
-class Parts:
-    """A plan: parts of some records, of which some are wanted."""
-
-    rows: int = 10**6
-    wanted: Callable[[int], bool] = lambda _: True
-    limit: int = 10**9
-
-    def rows_from(self, first: int) -> int:
-        return max(0, min((first // self.rows + 1) * self.rows, self.limit) - first)
-
-    def is_wanted(self, first: int) -> bool:
-        return self.wanted(first // self.rows)
 
 
 def options(*inputs: Path | str, **others: object) -> BulkOptions:
@@ -46,10 +30,10 @@ def options(*inputs: Path | str, **others: object) -> BulkOptions:
     return BulkOptions(**{**fields, **others})  # type: ignore[arg-type]
 
 
-def texts(source: Source, plan: Parts | None = None) -> dict[int, object]:
+def texts(source: Source) -> dict[int, object]:
     """Return the text of each record, by its index."""
     found: dict[int, object] = {}
-    for block in source.read(plan or Parts()):
+    for block in source.read(ReadPlan()):
         if block.columns:
             items, errors = items_of(block, options("x"), "dense")
             values = [errors.get(i, item) for i, item in enumerate(items)]
@@ -117,7 +101,7 @@ def test_every_format_gives_the_records_in_order(
 def test_blocks_cover_all_records_up_to_the_limit_and_have_the_wanted_columns(
     values: list[str], rows: int, wanted: set[int], limit: int
 ) -> None:
-    plan = Parts(rows, wanted.__contains__, limit)
+    plan = ReadPlan(rows, limit=limit, wants=wanted.__contains__)
     parquet = io.BytesIO()
     pq.write_table(pa.table({"text": pa.array(values, pa.string())}), parquet, row_group_size=4)
     lines = "".join(json.dumps({"text": value}) + "\n" for value in values)
@@ -368,7 +352,7 @@ def test_template_fills_columns_and_nulls_are_empty(tmp_path: Path) -> None:
     records = [{"title": "T", "year": 7}, {"title": None, "year": 8}, {"title": None, "year": None}]
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     chosen = options(path, template="{title}: {year} {{}}")
-    (block,) = open_source(chosen, "dense").read(Parts())
+    (block,) = open_source(chosen, "dense").read(ReadPlan())
     items, errors = items_of(block, chosen, "dense")
     assert items == ["T: 7 {}", ": 8 {}", None]
     assert errors == {2: "the columns of the template are null: title, year"}
@@ -377,7 +361,7 @@ def test_template_fills_columns_and_nulls_are_empty(tmp_path: Path) -> None:
 def test_pairs_have_a_query_and_a_text(tmp_path: Path) -> None:
     path = tmp_path / "a.tsv"
     path.write_text("query\ttext\nq\tt\n")
-    (block,) = open_source(options(path), "scores").read(Parts())
+    (block,) = open_source(options(path), "scores").read(ReadPlan())
     assert items_of(block, options(path), "scores") == ([("q", "t")], {})
 
 
@@ -404,7 +388,7 @@ def test_value_of_another_type_than_its_column_is_an_error_of_its_record(
 def test_large_records_are_in_small_blocks(tmp_path: Path) -> None:
     values = ["x" * 400_000] * 10
     for write in (write_parquet, write_text):
-        blocks = list(open_source(options(write(tmp_path, values)), "dense").read(Parts()))
+        blocks = list(open_source(options(write(tmp_path, values)), "dense").read(ReadPlan()))
         assert max(block.rows for block in blocks) == (2 if write is write_parquet else 3)
 
 
@@ -456,16 +440,9 @@ def test_text_lines_have_the_column_text_alone(
             open_source(options("-"), "scores")
 
 
-def test_copied_column_of_another_type_in_a_second_file_is_refused(tmp_path: Path) -> None:
-    for name, value in (("a", 1), ("b", "x")):
-        pq.write_table(pa.table({"text": ["t"], "id": [value]}), tmp_path / f"{name}.parquet")
-    with pytest.raises(OptionError, match=r"the column 'id' has the type string in .*b.parquet"):
-        open_source(options(tmp_path, id_column="id"), "dense")
-
-
 def test_truncated_compressed_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"text\n" * 10**6)[:-100])
     source = open_source(options(path), "dense")
     with pytest.raises(BulkError, match=r"a.txt.gz cannot be read: Compressed file ended"):
-        list(source.read(Parts()))
+        list(source.read(ReadPlan()))
