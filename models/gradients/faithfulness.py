@@ -41,7 +41,6 @@ def faithfulness(
     *,
     seed: int = 0,
     is_signed: bool = True,
-    entries: Sequence[int] | None = None,
 ) -> Faithfulness | None:
     """Measure the faithfulness of scores; None if there are no units.
 
@@ -55,11 +54,10 @@ def faithfulness(
         scores: Score of each token of all rows, `(L,)`.
         seed: Random seed of the random orders.
         is_signed: Whether scores have a sign; otherwise `opposite_signs` is None.
-        entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
     if not units.tokens:
         return None
-    value = _value(model, rows, target, (), entries)
+    value = _value(model, rows, target, ())
     everything = {token for unit in units.tokens for token in unit}
 
     def points(order: Sequence[int]) -> tuple[FaithfulnessPoint, ...]:
@@ -67,7 +65,7 @@ def faithfulness(
         for count, share in removal_counts(len(order)).items():
             first = {token for unit in order[:count] for token in units.tokens[unit]}
             removed, alone = (
-                value - _value(model, rows, target, tokens, entries)
+                value - _value(model, rows, target, tokens)
                 for tokens in (first, everything - first)
             )
             measured.append(FaithfulnessPoint(share, count, removed, alone))
@@ -79,9 +77,7 @@ def faithfulness(
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(len(units.tokens)).tolist() for _ in range(RANDOM_ORDERS)]
     mean = _mean(ordered)
-    effects = np.array(
-        [value - _value(model, rows, target, tokens, entries) for tokens in units.tokens]
-    )
+    effects = np.array([value - _value(model, rows, target, tokens) for tokens in units.tokens])
     return Faithfulness(
         units.kind,
         ordered,
@@ -143,7 +139,6 @@ def _value(
     rows: Sequence[InputRow],
     target: TargetFunction,
     removed: Collection[int],
-    entries: Sequence[int] | None,
 ) -> float:
     """Return the scalar of rows without some tokens; NaN if a row has no tokens left."""
     shorter = [
@@ -152,4 +147,4 @@ def _value(
     ]
     if not all(row.ids for row in shorter):
         return math.nan
-    return target(*(model.vectors(row, entries=entries) for row in shorter)).item()
+    return target(*(model.vectors(row) for row in shorter)).item()

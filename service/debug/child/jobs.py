@@ -32,7 +32,7 @@ from models.gradients.reference_model import ReferenceModel
 from service.debug.activations import ActivationsJob
 from service.debug.attribute import AttributeJob
 from service.debug.child.layer_norm import layer_norm_check
-from service.debug.child.target import entries_of, target_function
+from service.debug.child.target import rows_of, target_function
 from service.debug.child.tensor_files import WRITERS
 from service.debug.flow import FlowJob
 from service.debug.layer_norm import LayerNormJob
@@ -149,8 +149,8 @@ class Jobs:
 
 
 def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
-    request, rows = job.request, job.rows
-    target, entries = target_function(model, job.target), entries_of(job.target)
+    request, rows = job.request, rows_of(job)
+    target = target_function(model, job.target)
     result = attribute(
         model,
         list(map(Side, rows, job.baselines, job.kept)),
@@ -158,7 +158,6 @@ def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
         method=request.method,
         layer_name=_layer(model, request.layer),
         options=request.options,
-        entries=entries,
     )
     if job.units is not None:
         measured = faithfulness(
@@ -169,7 +168,6 @@ def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
             result.scores,
             seed=request.seed,
             is_signed=request.method != "saliency",
-            entries=entries,
         )
         result = replace(result, faithfulness=measured)
     if isinstance(job.target.target, MaxSimTarget):
@@ -219,16 +217,15 @@ def _activations(model: ReferenceModel, job: ActivationsJob) -> bytes:
 
 
 def _patch(model: ReferenceModel, job: PatchJob) -> results.Patching:
-    half = len(job.rows) // 2
+    rows, half = rows_of(job), len(job.rows) // 2
     return patch(
         model,
-        job.rows[:half],
-        job.rows[half:],
+        rows[:half],
+        rows[half:],
         target_function(model, job.target),
         job.taps,
         job.patches,
         is_each=job.request.positions == "each",
-        entries=entries_of(job.target),
     )
 
 
