@@ -190,8 +190,7 @@ def _norm_calls(
     model: ReferenceModel, row: InputRow
 ) -> dict[str, tuple[Norm | AddNorm, Tensor, Tensor | None]]:
     tap = NormTap()
-    with torch.no_grad():
-        model.run(row, tap)
+    model.vectors(row, tap)
     return tap.calls
 
 

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,7 +33,7 @@ from models.gradients.results import (
     WeightDifference,
 )
 from models.network.taps import OutputTap
-from models.packing import PackedBatch, pack
+from models.packing import pack
 
 Array = NDArray[np.float32]
 
@@ -182,14 +181,6 @@ def compare_vectors(
     )
 
 
-def _pack(rows: Sequence[InputRow]) -> PackedBatch:
-    return pack(
-        [row.ids for row in rows],
-        [row.prompt_tokens for row in rows],
-        [row.adapter for row in rows],
-    )
-
-
 def _difference(served: Array, expected: Array) -> tuple[float, float]:
     """Return the largest absolute difference, and its ratio to the maximum of |expected|."""
     max_abs = float(np.abs(served - expected).max())
@@ -220,7 +211,12 @@ def first_divergence(
     session = onnxruntime_session(
         onnx_model.SerializeToString(), available_cpus(), folder=graph.folder
     )
-    inputs = _pack(rows).inputs(value.name for value in onnx_model.graph.input)
+    batch = pack(
+        [row.ids for row in rows],
+        [row.prompt_tokens for row in rows],
+        [row.adapter for row in rows],
+    )
+    inputs = batch.inputs(value.name for value in onnx_model.graph.input)
     outputs = session.run(list(names.values()), inputs)
     served = dict(zip(names, outputs, strict=True))
     passes = [_outputs(model, row) for row in rows]
@@ -262,8 +258,7 @@ def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[s
 def _outputs(model: ReferenceModel, row: InputRow) -> dict[str, Tensor]:
     """Return the output of every step of one forward pass."""
     tap = OutputTap()
-    with torch.no_grad():
-        model.run(row, tap)
+    model.vectors(row, tap)
     return tap.outputs
 
 
