@@ -84,15 +84,9 @@ def judge_candidate(
                     f"result {name} of shape {result.shape} is invalid; allowed: out, sum, dx and "
                     "dresidual in the shape of x, dgamma and dbeta in the shape of gamma"
                 )
-        halves: dict[Phase, dict[str, Array]] = {
-            "forward": {n: r for n, r in results.items() if n in ("out", "sum")},
-            "backward": {n: r for n, r in results.items() if n not in ("out", "sum")},
-        }
-        return tuple(
-            _verdict(standard, "candidate", phase, values, ())
-            for phase, values in halves.items()
-            if values
-        )
+        outputs = {n: r for n, r in results.items() if n in ("out", "sum")}
+        gradients = {n: r for n, r in results.items() if n not in outputs}
+        return _verdicts(standard, "candidate", PassOutcome(outputs, gradients), ())
 
 
 def _round(operands: Operands) -> Operands:
@@ -138,6 +132,7 @@ def _verdicts(
     return tuple(
         _verdict(standard, name, phase, values, tuple(i for i in invariants if i.phase == phase))
         for phase, values in halves.items()
+        if values
     )
 
 
