@@ -44,8 +44,8 @@ class ParityJob(Job):
         files: Hashes of all files of the artifact.
         texts: Texts of the request, prompts included, and their token ids from the served
             tokenizer.
-        check_texts: Texts of the self-check, and their token ids from the served tokenizer.
-        check_rows: Token ids of `check_texts`, recorded at export.
+        check_texts: Texts of the self-check, their token ids from the served tokenizer, and those
+            recorded at export.
     """
 
     kind: Literal["parity"] = "parity"
@@ -55,8 +55,7 @@ class ParityJob(Job):
     precision: Precision
     files: Sequence[results.FileHash]
     texts: Sequence[tuple[str, Sequence[int]]]
-    check_texts: Sequence[tuple[str, Sequence[int]]]
-    check_rows: Sequence[Sequence[int]]
+    check_texts: Sequence[tuple[str, Sequence[int], Sequence[int]]]
 
 
 ParityResponse = response_model("ParityResponse", results.ParityCheck)
@@ -72,6 +71,7 @@ async def parity(body: ParityRequest, call: Call) -> Response:
     ]
     cost = call.cost_of(parity_token_steps(len(row.ids) for row in rows))
     check_ids = await asyncio.to_thread(model.tokenizer.ids, model.check.texts)
+    check_rows = model.check.rows[: len(check_ids)]
     files = await asyncio.to_thread(_files, model)
     served = await call.within_deadline(encode(model, rows))
     job = ParityJob(
@@ -85,8 +85,7 @@ async def parity(body: ParityRequest, call: Call) -> Response:
             (text_with_prompt(model, text), row.ids)
             for text, row in zip(body.texts, rows, strict=False)
         ],
-        check_texts=list(zip(model.check.texts, check_ids, strict=True)),
-        check_rows=model.check.rows[: len(check_ids)],
+        check_texts=list(zip(model.check.texts, check_ids, check_rows, strict=True)),
     )
     return await call.answer(job, cost, ParityResponse, served)
 

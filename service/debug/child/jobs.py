@@ -134,11 +134,7 @@ class Jobs:
 
     def _parity(self, job: ParityJob) -> results.ParityCheck:
         served = Served(job.engine, job.precision, np.array(job.vectors, np.float32))
-        tokenized = [
-            Tokenized(text, ids, recorded)
-            for (text, ids), recorded in zip(job.check_texts, job.check_rows, strict=True)
-        ]
-        tokenized += [
+        tokenized = [Tokenized(*text) for text in job.check_texts] + [
             Tokenized(text, ids, self._tokenizer.encode(text).ids) for text, ids in job.texts
         ]
         return parity(self._artifact, self._model, job.rows, served, job.files, tokenized)
