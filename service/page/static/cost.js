@@ -2,6 +2,7 @@
 
 import { listed } from "./dom.js";
 import { inputs } from "./inputs.js";
+import { sum } from "./numbers.js";
 import { showProblem } from "./problems.js";
 import { ask } from "./request.js";
 import { SECTIONS } from "./sections.js";
@@ -40,7 +41,7 @@ export async function check(name) {
     showProblem(name, "cost", null);
     part(name, "cost").classList.remove("failed");
     part(name, "cost").textContent = found.length ? costSentence(found) : "";
-    return found.reduce((sum, { token_steps: steps }) => sum + steps, 0);
+    return sum(found.map(({ token_steps: steps }) => steps));
   } catch (error) {
     if (error.name === "AbortError") return null;
     part(name, "cost").classList.add("failed");

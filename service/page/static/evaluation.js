@@ -3,6 +3,7 @@
 import { byId, count, element, facts, muted, percent, problemsOf, shown } from "./dom.js";
 import { connectFiles } from "./files.js";
 import { hits, judgedRanking, meanNdcg, meanReciprocalRank } from "./metrics.js";
+import { sum } from "./numbers.js";
 import { parseQuestions } from "./question_file.js";
 import { scoreBody } from "./questions.js";
 import { openRanking } from "./rank_open.js";
@@ -79,7 +80,7 @@ export function connectEvaluation() {
   const summarize = () => {
     const { questions, problems } = parseQuestions(list.value);
     byId("questions-read").textContent = problems.length ? `Wrong lines: ${named(problems)}.`
-      : `${count(questions.length, "question")} with ${count(questions.reduce((sum, { documents }) => sum + documents.length, 0), "document")}.`;
+      : `${count(questions.length, "question")} with ${count(sum(questions.map(({ documents }) => documents.length)), "document")}.`;
   };
   list.addEventListener("input", summarize);
   summarize();

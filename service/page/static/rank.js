@@ -2,6 +2,7 @@
 
 import { nameOf } from "./deletion.js";
 import { details, element, embedded, muted, sentenceCase } from "./dom.js";
+import { order } from "./numbers.js";
 import { scoreBody } from "./questions.js";
 import { readPassages } from "./rank_passages.js";
 import { drawRow, figure, paintRow } from "./rank_row.js";
@@ -75,13 +76,10 @@ export function rankingOf(runs) {
   const reference = runs.find(({ key }) => key === "reference")?.result;
   const { scores, truncated } = result;
   return {
-    run, query: body.queries, passages, scores, truncated, explanations, order: orderOf(scores),
+    run, query: body.queries, passages, scores, truncated, explanations, order: order(scores), // equal scores by index, as /rerank has them
     name: nameOf(run), known: reference ? landmarks(reference.scores) : null,
   };
 }
-
-// Indices by score, the highest first; equal scores by index, as /rerank has them.
-export const orderOf = (scores) => scores.map((_, index) => index).sort((one, other) => scores[other] - scores[one] || one - other);
 
 // The scale of the bars: of cosines from unrelated texts to the same text, otherwise from the lowest to the highest score.
 function scaleOf({ scores, known }) {
