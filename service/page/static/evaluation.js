@@ -16,7 +16,7 @@ const MOST_NAMED = 5;
 
 export function evaluationRequests(inputs, model) {
   const { questions, problems } = parseQuestions(inputs["question-list"]);
-  if (problems.length) throw new Problem(named(problems), null, "question-list");
+  if (problems.length) throw new Problem(named(problems), { field: "question-list" });
   return questions.map((question) => ({
     question, total: questions.length, isOptional: true, isOneOfMany: true, name: `question of line ${question.line}`,
     path: "score", body: scoreBody(question.query, question.documents, model),

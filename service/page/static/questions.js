@@ -38,7 +38,7 @@ export function parsedRows(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Problem(`not JSON: ${error.message}`, null, "own");
+    throw new Problem(`not JSON: ${error.message}`, { field: "own" });
   }
 }
 
