@@ -2,11 +2,10 @@
 // order, and each row has its new score and rank beside the old ones.
 
 import { byId, element, muted, sentenceCase, sentences } from "./dom.js";
-import { setValue } from "./inputs.js";
+import { setInput, setValue } from "./inputs.js";
 import { order } from "./numbers.js";
 import { rankingOf } from "./rank.js";
 import { changesOf, saidOf } from "./rank_changes.js";
-import { setInput } from "./rank_open.js";
 import { readEdits } from "./rank_passages.js";
 import { ask, Problem } from "./request.js";
 import { scoreBody } from "./questions.js";
