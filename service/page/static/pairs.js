@@ -1,7 +1,7 @@
 // Contributions of pairs of words to a similarity: linked rows of words, a ranked list and a heat map.
 
 import { diverging } from "./colours.js";
-import { card, element, embedded, exact, facts, listed, percent, shown } from "./dom.js";
+import { card, element, embedded, exact, facts, listed, muted, percent, shown } from "./dom.js";
 import { heatmap } from "./heatmap.js";
 import { sum } from "./numbers.js";
 import { number, table } from "./tables.js";
@@ -40,7 +40,7 @@ export function pairCards(run, similarity) {
   const [first, second] = linkedRows(pairs, map, partners);
   return [
     card("Pairs of words that add up to the similarity of texts A and B",
-      element("p", { className: "muted" }, "The same similarity as a sum over pairs. In the last layer the vector of a word contains its "
+      muted("The same similarity as a sum over pairs. In the last layer the vector of a word contains its "
         + "neighbours too, and that of a special token the whole text. So pairs are blurred: trust the words above first."),
       element("div", { className: "columns" },
         element("div", {},
@@ -50,7 +50,7 @@ export function pairCards(run, similarity) {
         pairTable(pairs, run.result.similarity, similarity))),
     element("div", {},
       element("div", { className: "heading" },
-        element("p", { className: "muted" }, map.sentence), legend(scale)),
+        muted(map.sentence), legend(scale)),
       map.node),
   ];
 }

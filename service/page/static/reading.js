@@ -100,4 +100,3 @@ export const CHECKS = {
   Finite: "No number is NaN or infinite.",
   "Agrees with deletion": "No word that matters has another sign in integrated gradients than left out, and the order of the words is similar.",
 };
-
