@@ -35,7 +35,7 @@ export async function check(name) {
   let current;
   try {
     const found = [];
-    for (current of SECTIONS[name].requests(inputs(), state.model).filter(({ path }) => path.startsWith("debug/attribute"))) {
+    for (current of SECTIONS[name].requests(inputs(), state.model)) {
       found.push((await ask(current.path, { ...current.body, dry_run: true }, key(), costs.signal)).cost);
     }
     showProblem(name, "cost", null);
