@@ -36,8 +36,7 @@ function rowsOf({ body, result }, kind) {
 }
 
 // The chips of every text with tokens; `names` are the names of all texts.
-function passages(rows, names) {
-  const scale = largest(rows.flat().map(({ score }) => score));
+function passages(rows, scale, names) {
   return rows.flatMap((row, index) => {
     const whole = sum(row.filter(({ text }) => text !== null).map(({ score }) => score));
     const name = names[index] ?? "Text";
@@ -47,19 +46,16 @@ function passages(rows, names) {
   });
 }
 
-function rowLegend(rows, isSigned) {
-  return legend(largest(rows.flat().map(({ score }) => score)), { isSigned });
-}
-
 export function drawAttribution(runs, inputs, { kind }) {
   const articles = runs.map((run) => {
     const rows = rowsOf(run, inputs.units);
+    const scale = largest(rows.flat().map(({ score }) => score));
     const isSigned = run.body.method !== "saliency";
     return element("article", { className: "method" },
-      element("div", { className: "heading" }, element("h3", {}, NAMES[run.body.method]), rowLegend(rows, isSigned)),
+      element("div", { className: "heading" }, element("h3", {}, NAMES[run.body.method]), legend(scale, { isSigned })),
       muted(MEANINGS[run.body.method]),
       ...(rows.length === 3 && isSigned ? [muted(SIGNS)] : []),
-      ...passages(rows, textNames(kind, rows.length > 1)),
+      ...passages(rows, scale, textNames(kind, rows.length > 1)),
       totals(run.result, run.body.target),
       ...faithfulness(run.result),
       ranking(rows, rows.length > 1 ? textNames(kind, true) : null),
