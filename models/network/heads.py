@@ -88,15 +88,7 @@ class NormHead(nn.Module):
 
 
 class NormalizeHead(nn.Module):
-    """Normalisation to unit length, equivalent to sentence-transformers' `Normalize` module.
-
-    Attributes:
-        in_features: None, because the input can have any width.
-        out_features: None, because the output has the width of the input.
-    """
-
-    in_features: int | None = None
-    out_features: int | None = None
+    """Normalisation to unit length, equivalent to sentence-transformers' `Normalize` module."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x`, `(B, W)`, with its rows scaled to unit length."""
@@ -107,19 +99,16 @@ class TruncateHead(nn.Module):
     """Truncation to the leading dimensions, equivalent to sentence-transformers' `truncate_dim`.
 
     Attributes:
-        in_features: None, because the input can have any width.
-        out_features: Maximum width of the output.
+        width: Maximum width of the output.
     """
-
-    in_features: int | None = None
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.out_features = width
+        self.width = width
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the leading dimensions of `x`, `(B, W)`, up to `out_features`."""
-        return x[:, : self.out_features]
+        """Return the leading dimensions of `x`, `(B, W)`, up to `width`."""
+        return x[:, : self.width]
 
 
 Head = DenseHead | NormHead | NormalizeHead | TruncateHead
