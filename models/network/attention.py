@@ -174,7 +174,7 @@ class SelfAttention(nn.Module):
 
     def _context_of_first(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """Return the context of each row's first token in a packed batch, `(B, H * K)`."""
-        assert inputs.packed is not None  # noqa: S101 - see `Encoder.first_tokens`
+        assert inputs.packed is not None  # noqa: S101 - see `Encoder.forward_packed`
         q, k, v = self.project(x, queries=inputs.select(x))  # (B, H * K), (T, G * K) twice
         if (rotation := inputs.rotation) is not None:
             of_first = Rotation(inputs.select(rotation.cos), inputs.select(rotation.sin))

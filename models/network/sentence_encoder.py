@@ -141,7 +141,9 @@ class SentenceEncoder(nn.Module):
         """
         inputs = input_ids, padded_index, packed_index, attention_mask
         if self.reads_first_tokens:
-            first = self.encoder.first_tokens(*inputs, token_types)  # (B, D)
+            first = self.encoder.forward_packed(  # (B, D)
+                *inputs, token_types=token_types, first_only=True
+            )
             return (self.head(first[:, None], pooling_mask[:, :1]),)
         tokens = self.encoder.forward_packed(*inputs, adapters, token_types)  # (T, D)
         if words:
