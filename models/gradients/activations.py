@@ -17,7 +17,7 @@ from torch import Tensor
 from models.gradients.attribution import TOKENS_AT_ONCE, TargetFunction
 from models.gradients.inputs import InputRow, TapPoint, TokenReduction, starts_of
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Patching, TapPatch
+from models.gradients.results.patching import Patching, TapPatch
 from models.network.taps import OutputTap, PatchTap
 
 # Reductions of the vectors of a row's tokens, `(L, D)`.

@@ -26,7 +26,7 @@ from torch import Tensor
 from models.gradients.inputs import DEFAULT_OPTIONS, InputRow, Method, MethodOptions, Side
 from models.gradients.integration import integrate
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Attribution
+from models.gradients.results.attribution import Attribution
 from models.manifest import SimilarityName
 
 Array = NDArray[np.float64]

@@ -19,7 +19,7 @@ from models.gradients.attribution import TargetFunction
 from models.gradients.budget import RANDOM_ORDERS, removal_counts
 from models.gradients.inputs import InputRow, Units, starts_of, without
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import (
+from models.gradients.results.attribution import (
     Faithfulness,
     FaithfulnessPoint,
     RemovalEffect,

@@ -20,7 +20,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from torch import Tensor
 
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import WeightDifference
+from models.gradients.results.parity import WeightDifference
 from models.network.adapters import EmbeddingAdapters, LinearAdapters
 from models.network.disentangled import CONTENT_TO_POSITION, POSITION_TO_CONTENT
 from models.network.encoder import Encoder

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.gradients.results import Completeness
+from models.gradients.results.attribution import Completeness
 
 Array = NDArray[np.float64]
 # Evaluates K functions at S positions on the line, from 0 (baseline) to 1 (input). Maps positions

@@ -23,7 +23,8 @@ from models.gradients.layer_norm_bounds import (
 )
 from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Implementation, PassOutcome
 from models.gradients.layer_norm_operands import Operands, check_operands
-from models.gradients.results import Comparison, ImplementationVerdict, Invariant, Phase
+from models.gradients.results.json_form import Phase
+from models.gradients.results.layer_norm import Comparison, ImplementationVerdict, Invariant
 
 _ALONG_XHAT = "sum(dx xhat) = ivar sum(dxhat xhat) eps / (var + eps)"
 

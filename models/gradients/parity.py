@@ -24,7 +24,7 @@ from models.gradients.inputs import InputRow
 from models.gradients.layer_norm_implementations import onnxruntime_outputs
 from models.gradients.layer_norm_operands import Operands, rounded_to
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import (
+from models.gradients.results.parity import (
     FileHash,
     LayerDifference,
     ParityCheck,

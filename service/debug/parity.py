@@ -10,9 +10,9 @@ from pydantic import Field
 
 from models.artifact import sha256
 from models.engines import Precision
-from models.gradients import results
 from models.gradients.budget import parity_token_steps
 from models.gradients.inputs import InputRow
+from models.gradients.results.parity import FileHash, ParityCheck
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text
@@ -53,12 +53,12 @@ class ParityJob(Job):
     vectors: Sequence[Sequence[float]]
     engine: str
     precision: Precision
-    files: Sequence[results.FileHash]
+    files: Sequence[FileHash]
     texts: Sequence[tuple[str, Sequence[int]]]
     check_texts: Sequence[tuple[str, Sequence[int], Sequence[int]]]
 
 
-ParityResponse = response_model("ParityResponse", results.ParityCheck)
+ParityResponse = response_model("ParityResponse", ParityCheck)
 
 
 async def parity(body: ParityRequest, call: Call) -> Response:
@@ -90,11 +90,11 @@ async def parity(body: ParityRequest, call: Call) -> Response:
     return await call.answer(job, cost, ParityResponse, served)
 
 
-def _files(model: Model) -> list[results.FileHash]:
+def _files(model: Model) -> list[FileHash]:
     """Return the hashes of all files of the artifact, at startup and now."""
     paths = {name: model.artifact.path / name for name in model.files}
     return [
-        results.FileHash(name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
+        FileHash(name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
         for name, at_start in model.files.items()
     ]
 

@@ -17,7 +17,6 @@ from models.add_layer_norm import implementation
 from models.artifact import Artifact
 from models.engines import available_cpus
 from models.export.tokenizer_file import tokenizer_of_source
-from models.gradients import results
 from models.gradients.activations import activations, patch, tap_points
 from models.gradients.attribution import attribute, vjp
 from models.gradients.faithfulness import faithfulness
@@ -29,6 +28,11 @@ from models.gradients.objectives import check_objective
 from models.gradients.pair import explain_pair
 from models.gradients.parity import Served, Tokenized, parity
 from models.gradients.reference_model import ReferenceModel
+from models.gradients.results.attribution import Attribution, PairAttribution, TokenGradient
+from models.gradients.results.flow import Flow
+from models.gradients.results.json_form import as_dict
+from models.gradients.results.parity import ParityCheck
+from models.gradients.results.patching import Patching
 from service.debug.activations import ActivationsJob
 from service.debug.attribute import AttributeJob
 from service.debug.child.layer_norm import layer_norm_check
@@ -109,7 +113,7 @@ class Jobs:
             case AttributeJob():
                 attribution = _attribute(self._model, job)
                 converged = attribution.completeness is None or attribution.completeness.converged
-                fields = results.as_dict(attribution)
+                fields = as_dict(attribution)
                 fields["words"] = [
                     {**vars(word), "score": float(attribution.scores[list(word.tokens)].sum())}
                     for word in job.words
@@ -117,22 +121,22 @@ class Jobs:
             case PairJob():
                 pair = _pair(self._model, job)
                 converged = all(integral.converged for integral in pair.completeness)
-                fields = results.as_dict(pair)
+                fields = as_dict(pair)
             case FlowJob():
-                fields = results.as_dict(_flow(self._model, job))
+                fields = as_dict(_flow(self._model, job))
             case LayerNormJob():
-                fields = results.as_dict(layer_norm_check(self._model, job))
+                fields = as_dict(layer_norm_check(self._model, job))
             case ParityJob():
-                fields = results.as_dict(self._parity(job))
+                fields = as_dict(self._parity(job))
             case VjpJob():
-                fields = results.as_dict(_vjp(self._model, job))
+                fields = as_dict(_vjp(self._model, job))
             case PatchJob():
-                fields = results.as_dict(_patch(self._model, job))
+                fields = as_dict(_patch(self._model, job))
         vectors = b"".join(self._model.vector(row).cpu().numpy().tobytes() for row in job.rows)
         wall_ms = 1e3 * (time.perf_counter() - started)
         return Completed(Done(fields, nonfinite(fields), converged, wall_ms), vectors, file)
 
-    def _parity(self, job: ParityJob) -> results.ParityCheck:
+    def _parity(self, job: ParityJob) -> ParityCheck:
         served = Served(job.engine, job.precision, np.array(job.vectors, np.float32))
         tokenized = [Tokenized(*text) for text in job.check_texts] + [
             Tokenized(text, ids, self._tokenizer.encode(text).ids) for text, ids in job.texts
@@ -144,7 +148,7 @@ class Jobs:
         return tokenizer_of_source(self._artifact)
 
 
-def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
+def _attribute(model: ReferenceModel, job: AttributeJob) -> Attribution:
     request, rows = job.request, rows_of(job)
     target = target_function(model, job.target)
     result = attribute(
@@ -171,7 +175,7 @@ def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
     return result
 
 
-def _pair(model: ReferenceModel, job: PairJob) -> results.PairAttribution:
+def _pair(model: ReferenceModel, job: PairJob) -> PairAttribution:
     request = job.request
     return explain_pair(
         model,
@@ -182,7 +186,7 @@ def _pair(model: ReferenceModel, job: PairJob) -> results.PairAttribution:
     )
 
 
-def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
+def _flow(model: ReferenceModel, job: FlowJob) -> Flow:
     request = job.request
     objective = Objective(request.objective.type, request.vectors)
     try:
@@ -192,7 +196,7 @@ def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
     return flow(model, job.rows, objective, emulate=request.emulate, loss_scale=request.loss_scale)
 
 
-def _vjp(model: ReferenceModel, job: VjpJob) -> results.TokenGradient:
+def _vjp(model: ReferenceModel, job: VjpJob) -> TokenGradient:
     request = job.request
     x, gradient = vjp(model, job.rows[0], request.cotangent, _layer(model, request.layer))  # (L, D)
     match request.reduce:
@@ -200,7 +204,7 @@ def _vjp(model: ReferenceModel, job: VjpJob) -> results.TokenGradient:
             gradient = gradient.norm(dim=-1)
         case "dot":
             gradient = (gradient * x).sum(-1)
-    return results.TokenGradient(gradient.cpu().numpy())
+    return TokenGradient(gradient.cpu().numpy())
 
 
 def _activations(model: ReferenceModel, job: ActivationsJob) -> bytes:
@@ -212,7 +216,7 @@ def _activations(model: ReferenceModel, job: ActivationsJob) -> bytes:
     return WRITERS[job.request.format](arrays, job.metadata)
 
 
-def _patch(model: ReferenceModel, job: PatchJob) -> results.Patching:
+def _patch(model: ReferenceModel, job: PatchJob) -> Patching:
     rows, half = rows_of(job), len(job.rows) // 2
     return patch(
         model,
