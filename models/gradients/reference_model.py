@@ -105,20 +105,9 @@ class ReferenceModel:
             tap: Tap that each step passes through.
             versions: Number of equal rows in the batch, S, which a tap can change.
         """
-
-        def batch(x: Tensor) -> Tensor:
-            return x.expand(versions, *x.shape[1:])
-
-        mask, types = self._attention_mask(row), self._token_types(row)
-        adapters = self._adapters(row)
-        tokens = self.network.encoder(
-            batch(self._ids(row.ids)),
-            None if mask is None else batch(mask),
-            None if types is None else batch(types),
-            tap=tap,
-            adapters=None if adapters is None else batch(adapters),
-        )
-        return self.network.row_vectors(tokens, batch(self._pooling_mask(row)), tap, row.entries)
+        tokens = self._encode(row, row.ids, tap, versions)
+        mask = self._pooling_mask(row).expand(versions, -1)  # (S, L)
+        return self.network.row_vectors(tokens, mask, tap, row.entries)
 
     def tokens(self, layer_name: str, row: InputRow, ids: Sequence[int] | None = None) -> Tensor:
         """Return the row's token vectors `(L, D)` at a layer.
@@ -130,18 +119,26 @@ class ReferenceModel:
                 Positions are always computed from `row.ids`, and token types are the row's.
         """
         step = self.steps[layer_name]
-        encoder, tap = self.network.encoder, OutputTap([step])
-        positions = encoder.positions(self._ids(row.ids))  # (1, L)
+        tap = OutputTap([step])
         with torch.no_grad():
-            encoder(
-                self._ids(row.ids if ids is None else ids),
-                self._attention_mask(row),
-                token_type_ids=self._token_types(row),
-                positions=positions,
-                tap=tap,
-                adapters=self._adapters(row),
-            )
+            self._encode(row, row.ids if ids is None else ids, tap)
         return tap.outputs[step][0]
+
+    def _encode(self, row: InputRow, ids: Sequence[int], tap: Tap, versions: int = 1) -> Tensor:
+        """Return token vectors `(S, L, D)`; see `run`, and `tokens` for `ids`."""
+
+        def batch(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.expand(versions, *x.shape[1:])
+
+        encoder = self.network.encoder
+        return encoder(
+            self._ids(ids).expand(versions, -1),
+            batch(self._attention_mask(row)),
+            batch(self._token_types(row)),
+            batch(encoder.positions(self._ids(row.ids))),
+            tap,
+            batch(self._adapters(row)),
+        )
 
     def continue_from(
         self,
