@@ -110,8 +110,7 @@ def rank_correlation(scores: Array, effects: Array) -> float | None:
 def _ranks(values: Array) -> Array:
     """Return the rank of each value, `(U,)`; equal values have the mean of their ranks."""
     _, indices, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[indices]
-    return ranks
+    return (np.cumsum(counts) - (counts - 1) / 2)[indices]
 
 
 def opposite_signs(scores: Array, effects: Array) -> float | None:

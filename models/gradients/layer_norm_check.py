@@ -224,8 +224,7 @@ def _invariant(name: str, phase: Phase, difference: Array, bound: Array) -> Inva
 
 
 def _sum(values: Array) -> Array:
-    total: Array = values.sum(-1, keepdims=True)
-    return total
+    return values.sum(-1, keepdims=True)
 
 
 def _along(slopes: Sequence[Slope], gradients: Mapping[str, Array]) -> list[Comparison]:

@@ -58,10 +58,7 @@ class DenseHead(nn.Module):
         """Return the output `(..., out_features)` for the input `x`, `(..., in_features)`."""
         x = x.to(self.linear.weight.dtype)
         out = self.activation(self.linear(x))
-        if self.residual is None:
-            return out
-        result: Tensor = out + self.residual(x)
-        return result
+        return out if self.residual is None else out + self.residual(x)
 
 
 class NormHead(nn.Module):
@@ -83,8 +80,7 @@ class NormHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised rows of `x`, `(B, width)`."""
-        normed: Tensor = self.norm(x.to(self.norm.weight.dtype))
-        return normed
+        return self.norm(x.to(self.norm.weight.dtype))
 
 
 class NormalizeHead(nn.Module):

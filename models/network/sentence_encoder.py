@@ -173,8 +173,7 @@ class SentenceEncoder(nn.Module):
         if output in self.token_heads:
             return _apply(cast(nn.ModuleList, self.token_heads[output]), tokens, tap)
         if self.sparse is not None and output == "sparse":
-            weights: Tensor = self.sparse(tokens, pooling_mask, pad, entries)
-            return weights
+            return self.sparse(tokens, pooling_mask, pad, entries)
         return self.head(tokens, pooling_mask, tap, pad)
 
     def row_vectors(
