@@ -57,7 +57,18 @@ def faithfulness(
     """
     if not units.tokens:
         return None
-    value = _value(model, rows, target, ())
+
+    def value_without(removed: Collection[int]) -> float:
+        """Return the scalar without some tokens; NaN if a row has no tokens left."""
+        shorter = [
+            without(row, {token - start for token in removed})
+            for row, start in zip(rows, starts_of(rows), strict=True)
+        ]
+        if not all(row.ids for row in shorter):
+            return math.nan
+        return target(*map(model.vectors, shorter)).item()
+
+    value = value_without(())
     everything = {token for unit in units.tokens for token in unit}
 
     def points(order: Sequence[int]) -> tuple[FaithfulnessPoint, ...]:
@@ -65,8 +76,7 @@ def faithfulness(
         for count, share in removal_counts(len(order)).items():
             first = {token for unit in order[:count] for token in units.tokens[unit]}
             removed, alone = (
-                value - _value(model, rows, target, tokens)
-                for tokens in (first, everything - first)
+                value - value_without(tokens) for tokens in (first, everything - first)
             )
             measured.append(FaithfulnessPoint(share, count, removed, alone))
         return tuple(measured)
@@ -77,7 +87,7 @@ def faithfulness(
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(len(units.tokens)).tolist() for _ in range(RANDOM_ORDERS)]
     mean = _mean(ordered)
-    effects = np.array([value - _value(model, rows, target, tokens) for tokens in units.tokens])
+    effects = np.array([value - value_without(tokens) for tokens in units.tokens])
     return Faithfulness(
         units.kind,
         ordered,
@@ -131,19 +141,3 @@ def _mean(points: Sequence[FaithfulnessPoint]) -> RemovalEffect:
         sum(point.comprehensiveness for point in points) / len(points),
         sum(point.sufficiency for point in points) / len(points),
     )
-
-
-def _value(
-    model: ReferenceModel,
-    rows: Sequence[InputRow],
-    target: TargetFunction,
-    removed: Collection[int],
-) -> float:
-    """Return the scalar of rows without some tokens; NaN if a row has no tokens left."""
-    shorter = [
-        without(row, {token - start for token in removed})
-        for row, start in zip(rows, starts_of(rows), strict=True)
-    ]
-    if not all(row.ids for row in shorter):
-        return math.nan
-    return target(*(model.vectors(row) for row in shorter)).item()
