@@ -17,7 +17,7 @@ from torch import Tensor
 from models.gradients.attribution import TOKENS_AT_ONCE, TargetFunction
 from models.gradients.inputs import InputRow, TapPoint, TokenReduction, starts_of
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Patching, TapPatch
+from models.gradients.results.patching import Patching, TapPatch
 from models.network.taps import OutputTap, PatchTap
 
 # Reductions of the vectors of a row's tokens, `(L, D)`.
@@ -84,7 +84,6 @@ def patch(
     patches: Sequence[Patch],
     *,
     is_each: bool = False,
-    entries: Sequence[int] | None = None,
 ) -> Patching:
     """Replace token vectors of rows by those of other rows, and compute a scalar.
 
@@ -97,13 +96,10 @@ def patch(
         patches: Patches at each tap, each in a forward pass of its own. The indices of a pair
             count the tokens of all rows, and of all source rows.
         is_each: Whether the result has a value for each patch, and not the value of the only one.
-        entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
     recorded = [OutputTap(set(taps.values())) for _ in source_rows]
-    clean = [model.vectors(row, entries=entries) for row in rows]
-    sources = [
-        model.vectors(row, tap, entries) for row, tap in zip(source_rows, recorded, strict=True)
-    ]
+    clean = [model.vectors(row) for row in rows]
+    sources = [model.vectors(row, tap) for row, tap in zip(source_rows, recorded, strict=True)]
     value, source_value = target(*clean).item(), target(*sources).item()
     at_once = max(1, TOKENS_AT_ONCE // sum(len(row.ids) for row in rows))
 
@@ -114,7 +110,7 @@ def patch(
         for first in range(0, len(patches), at_once):
             part = patches[first : first + at_once]
             vectors = [
-                _patch(model, row, start, step, source, part, unchanged, entries)
+                _patch(model, row, start, step, source, part, unchanged)
                 for row, start, unchanged in zip(rows, starts_of(rows), clean, strict=True)
             ]
             values.append(target(*vectors).expand(len(part)).double().cpu().numpy())
@@ -144,7 +140,6 @@ def _patch(
     source: Tensor,
     patches: Sequence[Patch],
     unchanged: Tensor,
-    entries: Sequence[int] | None,
 ) -> Tensor:
     """Return the vectors of a row for each patch, `(S, W)`, or unchanged ones, `(1, W)`.
 
@@ -156,7 +151,6 @@ def _patch(
         source: Token vectors of all source rows at the step, `(L', D)`.
         patches: Patches, of which those of other rows are left out.
         unchanged: Vectors of the row, `(1, W)`.
-        entries: See `patch`.
     """
     changes = [
         (version, to - start, origin)
@@ -173,4 +167,4 @@ def _patch(
         output[versions, positions] = source[origins]
         return output
 
-    return model.vectors(row, PatchTap(step, change), entries, versions=len(patches))
+    return model.vectors(row, PatchTap(step, change), versions=len(patches))

@@ -26,7 +26,7 @@ from torch import Tensor
 from models.gradients.inputs import DEFAULT_OPTIONS, InputRow, Method, MethodOptions, Side
 from models.gradients.integration import integrate
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Attribution
+from models.gradients.results.attribution import Attribution
 from models.manifest import SimilarityName
 
 Array = NDArray[np.float64]
@@ -235,7 +235,6 @@ def attribute(
     method: Method = "integrated_gradients",
     layer_name: str = "words",
     options: MethodOptions = DEFAULT_OPTIONS,
-    entries: Sequence[int] | None = None,
 ) -> Attribution:
     """Attribute a scalar of several rows to the tokens of all of them, concatenated.
 
@@ -246,14 +245,13 @@ def attribute(
         method: Attribution method, a key of `METHODS`.
         layer_name: Layer whose tokens are scored, one of `model.layer_names`.
         options: Options of the method.
-        entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
     rows = [side.row for side in sides]
     lengths = [len(row.ids) for row in rows]
 
     def function(tokens: Tensor) -> Tensor:
         parts = zip(tokens.split(lengths, dim=1), rows, strict=True)
-        return target(*(model.continue_from(layer_name, part, row, entries) for part, row in parts))
+        return target(*(model.continue_from(layer_name, part, row) for part, row in parts))
 
     x = [model.tokens(layer_name, row) for row in rows]  # (L, D) each
     baselines = [

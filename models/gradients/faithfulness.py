@@ -19,7 +19,7 @@ from models.gradients.attribution import TargetFunction
 from models.gradients.budget import RANDOM_ORDERS, removal_counts
 from models.gradients.inputs import InputRow, Units, starts_of, without
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import (
+from models.gradients.results.attribution import (
     Faithfulness,
     FaithfulnessPoint,
     RemovalEffect,
@@ -41,7 +41,6 @@ def faithfulness(
     *,
     seed: int = 0,
     is_signed: bool = True,
-    entries: Sequence[int] | None = None,
 ) -> Faithfulness | None:
     """Measure the faithfulness of scores; None if there are no units.
 
@@ -55,11 +54,21 @@ def faithfulness(
         scores: Score of each token of all rows, `(L,)`.
         seed: Random seed of the random orders.
         is_signed: Whether scores have a sign; otherwise `opposite_signs` is None.
-        entries: Vocabulary entries of the sparse vectors that `target` receives; None: all.
     """
     if not units.tokens:
         return None
-    value = _value(model, rows, target, (), entries)
+
+    def value_without(removed: Collection[int]) -> float:
+        """Return the scalar without some tokens; NaN if a row has no tokens left."""
+        shorter = [
+            without(row, {token - start for token in removed})
+            for row, start in zip(rows, starts_of(rows), strict=True)
+        ]
+        if not all(row.ids for row in shorter):
+            return math.nan
+        return target(*map(model.vectors, shorter)).item()
+
+    value = value_without(())
     everything = {token for unit in units.tokens for token in unit}
 
     def points(order: Sequence[int]) -> tuple[FaithfulnessPoint, ...]:
@@ -67,8 +76,7 @@ def faithfulness(
         for count, share in removal_counts(len(order)).items():
             first = {token for unit in order[:count] for token in units.tokens[unit]}
             removed, alone = (
-                value - _value(model, rows, target, tokens, entries)
-                for tokens in (first, everything - first)
+                value - value_without(tokens) for tokens in (first, everything - first)
             )
             measured.append(FaithfulnessPoint(share, count, removed, alone))
         return tuple(measured)
@@ -79,9 +87,7 @@ def faithfulness(
     generator = np.random.default_rng(seed)
     orders = [generator.permutation(len(units.tokens)).tolist() for _ in range(RANDOM_ORDERS)]
     mean = _mean(ordered)
-    effects = np.array(
-        [value - _value(model, rows, target, tokens, entries) for tokens in units.tokens]
-    )
+    effects = np.array([value - value_without(tokens) for tokens in units.tokens])
     return Faithfulness(
         units.kind,
         ordered,
@@ -114,8 +120,7 @@ def rank_correlation(scores: Array, effects: Array) -> float | None:
 def _ranks(values: Array) -> Array:
     """Return the rank of each value, `(U,)`; equal values have the mean of their ranks."""
     _, indices, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: Array = (np.cumsum(counts) - (counts - 1) / 2)[indices]
-    return ranks
+    return (np.cumsum(counts) - (counts - 1) / 2)[indices]
 
 
 def opposite_signs(scores: Array, effects: Array) -> float | None:
@@ -136,20 +141,3 @@ def _mean(points: Sequence[FaithfulnessPoint]) -> RemovalEffect:
         sum(point.comprehensiveness for point in points) / len(points),
         sum(point.sufficiency for point in points) / len(points),
     )
-
-
-def _value(
-    model: ReferenceModel,
-    rows: Sequence[InputRow],
-    target: TargetFunction,
-    removed: Collection[int],
-    entries: Sequence[int] | None,
-) -> float:
-    """Return the scalar of rows without some tokens; NaN if a row has no tokens left."""
-    shorter = [
-        without(row, {token - start for token in removed})
-        for row, start in zip(rows, starts_of(rows), strict=True)
-    ]
-    if not all(row.ids for row in shorter):
-        return math.nan
-    return target(*(model.vectors(row, entries=entries) for row in shorter)).item()

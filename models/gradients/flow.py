@@ -18,7 +18,7 @@ from models.gradients.flow_tap import RecordingTap, Step, objective_value
 from models.gradients.inputs import EmulatedPrecision, InputRow, Objective
 from models.gradients.objectives import check_objective
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import (
+from models.gradients.results.flow import (
     Flow,
     FlowStep,
     FlowVerdict,
@@ -26,9 +26,9 @@ from models.gradients.results import (
     GradientSizes,
     NonFiniteStep,
     ParameterGradient,
-    Phase,
     Role,
 )
+from models.gradients.results.json_form import Phase
 
 # Thresholds of the gradient norm at a layer's output, relative to the norm at the output of the
 # last layer.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -160,7 +160,7 @@ class RecordingTap(Tap):
         # float16.
         if self.dtype is None or x.dim() == 0:
             return x
-        return cast(Tensor, _Rounded.apply(x, self.dtype))
+        return _Rounded.apply(x, self.dtype)
 
     def backward(self, y: Tensor) -> None:
         """Compute the gradients of the scalar `y` with respect to all recorded tensors."""

@@ -20,7 +20,7 @@ from onnx.external_data_helper import ExternalDataInfo
 from torch import Tensor
 
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import WeightDifference
+from models.gradients.results.parity import WeightDifference
 from models.network.adapters import EmbeddingAdapters, LinearAdapters
 from models.network.disentangled import CONTENT_TO_POSITION, POSITION_TO_CONTENT
 from models.network.encoder import Encoder
@@ -94,8 +94,7 @@ def compare_weights(graph: LoadedGraph, model: ReferenceModel) -> tuple[WeightDi
         graph: CPU graph in float32, or that graph after onnxruntime's dynamic quantization.
         model: Reference model of the graph.
     """
-    names = [name for name, _ in _in_order_of_use(model.network)]
-    order = {name: index for index, name in enumerate(names)}
+    order = {name: index for index, (name, _) in enumerate(_in_order_of_use(model.network))}
     used = _weights_of_nodes(graph)
     computed = _distance_tables(model.network.encoder).keys()
     differences = [

@@ -31,6 +31,8 @@ class InputRow:
         unattended: Number of last tokens that no token attends to.
         vector_positions: Positions of the tokens whose vectors are the row's multi-vector; None:
             all tokens. Only for multi-vector models.
+        entries: Elements of the row's sparse vector to compute; None: all. Those of all versions
+            of a row would take gigabytes. Only for sparse encoders.
     """
 
     ids: Sequence[int]
@@ -39,6 +41,7 @@ class InputRow:
     token_types: Sequence[int] = ()
     unattended: int = 0
     vector_positions: Sequence[int] | None = None
+    entries: Sequence[int] | None = None
 
 
 def starts_of(rows: Sequence[InputRow]) -> list[int]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from models.gradients.results import Completeness
+from models.gradients.results.attribution import Completeness
 
 Array = NDArray[np.float64]
 # Evaluates K functions at S positions on the line, from 0 (baseline) to 1 (input). Maps positions
@@ -86,8 +86,7 @@ class Integral:
     @property
     def delta(self) -> Array:
         """Sum of the scores minus the change of each function from baseline to input, `(K,)`."""
-        delta: Array = self.scores.sum(0) - (self.value_input - self.value_baseline)
-        return delta
+        return self.scores.sum(0) - (self.value_input - self.value_baseline)
 
     @property
     def completeness(self) -> Completeness:
@@ -175,8 +174,7 @@ def integrate(
 
 
 def _points(start: float, end: float) -> Array:
-    points: Array = start + (end - start) * (_NODES + 1) / 2
-    return points
+    return start + (end - start) * (_NODES + 1) / 2
 
 
 def _panel(points: Array, values: Array, slopes: Array) -> _Panel:

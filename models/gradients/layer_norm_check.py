@@ -23,7 +23,8 @@ from models.gradients.layer_norm_bounds import (
 )
 from models.gradients.layer_norm_implementations import IMPLEMENTATIONS, Implementation, PassOutcome
 from models.gradients.layer_norm_operands import Operands, check_operands
-from models.gradients.results import Comparison, ImplementationVerdict, Invariant, Phase
+from models.gradients.results.json_form import Phase
+from models.gradients.results.layer_norm import Comparison, ImplementationVerdict, Invariant
 
 _ALONG_XHAT = "sum(dx xhat) = ivar sum(dxhat xhat) eps / (var + eps)"
 
@@ -84,15 +85,9 @@ def judge_candidate(
                     f"result {name} of shape {result.shape} is invalid; allowed: out, sum, dx and "
                     "dresidual in the shape of x, dgamma and dbeta in the shape of gamma"
                 )
-        halves: dict[Phase, dict[str, Array]] = {
-            "forward": {n: r for n, r in results.items() if n in ("out", "sum")},
-            "backward": {n: r for n, r in results.items() if n not in ("out", "sum")},
-        }
-        return tuple(
-            _verdict(standard, "candidate", phase, values, ())
-            for phase, values in halves.items()
-            if values
-        )
+        outputs = {n: r for n, r in results.items() if n in ("out", "sum")}
+        gradients = {n: r for n, r in results.items() if n not in outputs}
+        return _verdicts(standard, "candidate", PassOutcome(outputs, gradients), ())
 
 
 def _round(operands: Operands) -> Operands:
@@ -138,6 +133,7 @@ def _verdicts(
     return tuple(
         _verdict(standard, name, phase, values, tuple(i for i in invariants if i.phase == phase))
         for phase, values in halves.items()
+        if values
     )
 
 
@@ -228,8 +224,7 @@ def _invariant(name: str, phase: Phase, difference: Array, bound: Array) -> Inva
 
 
 def _sum(values: Array) -> Array:
-    total: Array = values.sum(-1, keepdims=True)
-    return total
+    return values.sum(-1, keepdims=True)
 
 
 def _along(slopes: Sequence[Slope], gradients: Mapping[str, Array]) -> list[Comparison]:

@@ -135,10 +135,18 @@ def _tensors(
 
 
 def _onnxruntime(operands: Operands) -> PassOutcome:
-    """Run the ONNX nodes of the op in onnxruntime on CPU; there is no backward pass."""
     no_backward = "a served graph has no backward pass"
     if operands.x.dtype != np.float32:
         return PassOutcome("a served graph computes in float32, not in float64", no_backward)
+    return PassOutcome(onnxruntime_outputs(operands), no_backward)
+
+
+def onnxruntime_outputs(operands: Operands) -> dict[str, Array]:
+    """Return the outputs of the ONNX nodes of add + norm in onnxruntime on CPU.
+
+    Args:
+        operands: Operands in float32.
+    """
     inputs, outputs = {"x": operands.x}, ["out"]
     nodes, normed = [], "x"
     if operands.residual is not None:
@@ -163,7 +171,7 @@ def _onnxruntime(operands: Operands) -> PassOutcome:
     # IR version 9 belongs to opset 20.
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     session = onnxruntime_session(model.SerializeToString(), threads=1)
-    return PassOutcome(dict(zip(outputs, session.run(outputs, inputs), strict=True)), no_backward)
+    return dict(zip(outputs, session.run(outputs, inputs), strict=True))
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {

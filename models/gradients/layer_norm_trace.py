@@ -19,7 +19,7 @@ from models.gradients.layer_norm_check import invariants_of
 from models.gradients.layer_norm_implementations import on_cpu
 from models.gradients.layer_norm_operands import Operands, check_operands, rounded_to
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Invariant, NormStep
+from models.gradients.results.layer_norm import Invariant, NormStep
 from models.network.norms import AddNorm, Norm
 from models.network.taps import NormTap
 
@@ -190,8 +190,7 @@ def _norm_calls(
     model: ReferenceModel, row: InputRow
 ) -> dict[str, tuple[Norm | AddNorm, Tensor, Tensor | None]]:
     tap = NormTap()
-    with torch.no_grad():
-        model.run(row, tap)
+    model.vectors(row, tap)
     return tap.calls
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from models.gradients.attribution import TargetFunction
 from models.gradients.inputs import InputRow, starts_of
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import AlignedTokens
+from models.gradients.results.attribution import AlignedTokens
 
 
 def maxsim(normalize: bool) -> TargetFunction:

@@ -24,7 +24,7 @@ from models.gradients.attribution import TOKENS_AT_ONCE, baseline_tokens
 from models.gradients.inputs import Side
 from models.gradients.integration import Integral, integrate
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import PairAttribution, ReferenceTerms
+from models.gradients.results.attribution import PairAttribution, ReferenceTerms
 from models.network.heads import NormalizeHead, TruncateHead
 from models.network.taps import NO_TAP, Tap
 

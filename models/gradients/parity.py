@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 import numpy as np
 import onnx
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.add_layer_norm.reference import forward_steps
 from models.artifact import Artifact
 from models.engines import OUTPUTS, Precision, available_cpus, cosines
 from models.engines.with_onnxruntime import onnxruntime_session
-from models.gradients.graph_weights import NORM_OPS, LoadedGraph, compare_weights, norm_nodes
+from models.gradients.graph_weights import LoadedGraph, compare_weights, norm_nodes
 from models.gradients.inputs import InputRow
+from models.gradients.layer_norm_implementations import onnxruntime_outputs
+from models.gradients.layer_norm_operands import Operands, rounded_to
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import (
+from models.gradients.results.parity import (
     FileHash,
     LayerDifference,
     ParityCheck,
@@ -34,7 +34,7 @@ from models.gradients.results import (
     WeightDifference,
 )
 from models.network.taps import OutputTap
-from models.packing import PackedBatch, pack
+from models.packing import pack
 
 Array = NDArray[np.float32]
 
@@ -182,14 +182,6 @@ def compare_vectors(
     )
 
 
-def _pack(rows: Sequence[InputRow]) -> PackedBatch:
-    return pack(
-        [row.ids for row in rows],
-        [row.prompt_tokens for row in rows],
-        [row.adapter for row in rows],
-    )
-
-
 def _difference(served: Array, expected: Array) -> tuple[float, float]:
     """Return the largest absolute difference, and its ratio to the maximum of |expected|."""
     max_abs = float(np.abs(served - expected).max())
@@ -220,7 +212,12 @@ def first_divergence(
     session = onnxruntime_session(
         onnx_model.SerializeToString(), available_cpus(), folder=graph.folder
     )
-    inputs = _pack(rows).inputs(value.name for value in onnx_model.graph.input)
+    batch = pack(
+        [row.ids for row in rows],
+        [row.prompt_tokens for row in rows],
+        [row.adapter for row in rows],
+    )
+    inputs = batch.inputs(value.name for value in onnx_model.graph.input)
     outputs = session.run(list(names.values()), inputs)
     served = dict(zip(names, outputs, strict=True))
     passes = [_outputs(model, row) for row in rows]
@@ -262,8 +259,7 @@ def _layer_outputs(onnx_model: onnx.ModelProto, model: ReferenceModel) -> dict[s
 def _outputs(model: ReferenceModel, row: InputRow) -> dict[str, Tensor]:
     """Return the output of every step of one forward pass."""
     tap = OutputTap()
-    with torch.no_grad():
-        model.run(row, tap)
+    model.vectors(row, tap)
     return tap.outputs
 
 
@@ -284,26 +280,12 @@ def norm_stress(width: int, eps: float, kind: str) -> tuple[StressRow, ...]:
     names = [name for name in STRESS_ROWS if name not in left_out]
     rows = np.stack([np.resize(STRESS_ROWS[name], width) for name in names])  # (N, D)
     half = (rows / 2).astype(np.float32)  # (N, D)
-    session = onnxruntime_session(_add_norm_graph(width, eps, kind), threads=1)
     scale, shift = np.ones(width, np.float32), np.zeros(width, np.float32)  # (D,)
-    inputs = {"x": half, "residual": half, "scale": scale}
-    (served,) = session.run(["y"], inputs)  # (N, D)
-    exact = half.astype(np.float64)  # (N, D)
-    steps = forward_steps(exact, scale, shift, float(np.float32(eps)), exact, centred)
-    error = np.abs(served - steps.out).max(1)  # (N,)
-    bound = _STRESS_UNITS * _EPSILON * (1 + np.abs(steps.out).max(1))  # (N,)
-    finite = np.isfinite(served).all(1)  # (N,)
-    columns = (finite.tolist(), error.tolist(), bound.tolist())
-    return tuple(map(StressRow, names, *columns))
-
-
-def _add_norm_graph(width: int, eps: float, kind: str) -> bytes:
-    """Return a serialised graph of `Add` and a norm, the nodes of add + norm in a CPU graph."""
-    return onnx.parser.parse_model(f"""
-        <ir_version: 10, opset_import: ["": 20]>
-        add_norm (float[N, {width}] x, float[N, {width}] residual, float[{width}] scale)
-                 => (float[N, {width}] y) {{
-            total = Add(x, residual)
-            y = {NORM_OPS[kind]} <axis = -1, epsilon = {float(eps)!r}> (total, scale)
-        }}
-    """).SerializeToString()
+    rounded_eps = float(np.float32(eps))
+    operands = Operands(half, half, scale, shift, rounded_eps, half, None, centred)
+    served = onnxruntime_outputs(operands)["out"]  # (N, D)
+    exact, _ = rounded_to(operands, np.float64).forward()  # (N, D)
+    error = np.abs(served - exact).max(1)  # (N,)
+    bound = _STRESS_UNITS * _EPSILON * (1 + np.abs(exact).max(1))  # (N,)
+    finite = np.all(np.isfinite(served), axis=1)  # (N,)
+    return tuple(map(StressRow, names, finite.tolist(), error.tolist(), bound.tolist()))

@@ -87,23 +87,15 @@ class ReferenceModel:
         """Return the row's vector `(W,)` or multi-vector `(L', W)`, not normalised."""
         return self.vectors(row)[0]
 
-    def vectors(
-        self,
-        row: InputRow,
-        tap: Tap = NO_TAP,
-        entries: Sequence[int] | None = None,
-        versions: int = 1,
-    ) -> Tensor:
+    def vectors(self, row: InputRow, tap: Tap = NO_TAP, versions: int = 1) -> Tensor:
         """Return the vectors `(S, W)` or multi-vectors `(S, L', W)` of a row, without gradients.
 
         They are not normalised. See `run` for the arguments.
         """
         with torch.no_grad():
-            return _select(self.run(row, tap, entries, versions), row)
+            return _select(self.run(row, tap, versions), row)
 
-    def run(
-        self, row: InputRow, tap: Tap, entries: Sequence[int] | None = None, versions: int = 1
-    ) -> Tensor:
+    def run(self, row: InputRow, tap: Tap, versions: int = 1) -> Tensor:
         """Run every step through a tap and return the row's vectors, not normalised.
 
         The shape is `(S, W)`, or `(S, L, W)` with a vector for each token of a multi-vector model.
@@ -111,23 +103,11 @@ class ReferenceModel:
         Args:
             row: Input of the model.
             tap: Tap that each step passes through.
-            entries: Elements of sparse vectors to compute; None: all.
             versions: Number of equal rows in the batch, S, which a tap can change.
         """
-
-        def batch(x: Tensor) -> Tensor:
-            return x.expand(versions, *x.shape[1:])
-
-        mask, types = self._attention_mask(row), self._token_types(row)
-        adapters = self._adapters(row)
-        tokens = self.network.encoder(
-            batch(self._ids(row.ids)),
-            None if mask is None else batch(mask),
-            None if types is None else batch(types),
-            tap=tap,
-            adapters=None if adapters is None else batch(adapters),
-        )
-        return self.network.row_vectors(tokens, batch(self._pooling_mask(row)), tap, entries)
+        tokens = self._encode(row, row.ids, tap, versions)
+        mask = self._pooling_mask(row).expand(versions, -1)  # (S, L)
+        return self.network.row_vectors(tokens, mask, tap, row.entries)
 
     def tokens(self, layer_name: str, row: InputRow, ids: Sequence[int] | None = None) -> Tensor:
         """Return the row's token vectors `(L, D)` at a layer.
@@ -139,25 +119,32 @@ class ReferenceModel:
                 Positions are always computed from `row.ids`, and token types are the row's.
         """
         step = self.steps[layer_name]
-        encoder, tap = self.network.encoder, OutputTap([step])
-        positions = encoder.positions(self._ids(row.ids))  # (1, L)
+        tap = OutputTap([step])
         with torch.no_grad():
-            encoder(
-                self._ids(row.ids if ids is None else ids),
-                self._attention_mask(row),
-                token_type_ids=self._token_types(row),
-                positions=positions,
-                tap=tap,
-                adapters=self._adapters(row),
-            )
+            self._encode(row, row.ids if ids is None else ids, tap)
         return tap.outputs[step][0]
+
+    def _encode(self, row: InputRow, ids: Sequence[int], tap: Tap, versions: int = 1) -> Tensor:
+        """Return token vectors `(S, L, D)`; see `run`, and `tokens` for `ids`."""
+
+        def batch(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.expand(versions, *x.shape[1:])
+
+        encoder = self.network.encoder
+        return encoder(
+            self._ids(ids).expand(versions, -1),
+            batch(self._attention_mask(row)),
+            batch(self._token_types(row)),
+            batch(encoder.positions(self._ids(row.ids))),
+            tap,
+            batch(self._adapters(row)),
+        )
 
     def continue_from(
         self,
         layer_name: str,
         tokens: Tensor,
         row: InputRow,
-        entries: Sequence[int] | None = None,
         tap: Tap = NO_TAP,
     ) -> Tensor:
         """Continue the forward pass from token vectors at a layer.
@@ -170,8 +157,6 @@ class ReferenceModel:
             tokens: S versions of the row's token vectors, `(S, L, D)`.
             row: Input of the model, from which positions, token types, adapter and masks are
                 computed.
-            entries: Elements of sparse vectors to compute; None: all. Those of all versions and all
-                vocabulary entries would take gigabytes.
             tap: Tap that each step of pooling and heads passes through.
         """
         encoder, x = self.network.encoder, tokens
@@ -187,7 +172,7 @@ class ReferenceModel:
         inputs = encoder.layer_inputs(x, positions, len(row.ids), attended, scales=scales)
         x = encoder.encode(x, inputs, first_layer=max(0, index - 1))
         mask = self._pooling_mask(row).expand(len(x), -1)  # (S, L)
-        return _select(self.network.row_vectors(x, mask, tap, entries), row)
+        return _select(self.network.row_vectors(x, mask, tap, row.entries), row)
 
     def _attention_mask(self, row: InputRow) -> Tensor | None:
         if not row.unattended:

@@ -174,12 +174,11 @@ class SelfAttention(nn.Module):
 
     def _context_of_first(self, x: Tensor, inputs: LayerInputs) -> Tensor:
         """Return the context of each row's first token in a packed batch, `(B, H * K)`."""
-        assert inputs.packed is not None  # noqa: S101 - see `Encoder.first_tokens`
+        assert inputs.packed is not None  # noqa: S101 - see `Encoder.forward_packed`
         q, k, v = self.project(x, queries=inputs.select(x))  # (B, H * K), (T, G * K) twice
         if (rotation := inputs.rotation) is not None:
             of_first = Rotation(inputs.select(rotation.cos), inputs.select(rotation.sin))
-            q = rotate(q.unflatten(-1, (-1, self.shape.width)), of_first).flatten(-2)
-            k = rotate(k.unflatten(-1, (-1, self.shape.width)), rotation).flatten(-2)
+            q, k = self._rotate(q, of_first), self._rotate(k, rotation)
         rows = inputs.packed.rows
         q, k, v = (self.heads(part) for part in (q[:, None], rows.pad(k), rows.pad(v)))
         bias = inputs.packed.bias_of_first(q)  # (B, 1, 1, L)
@@ -252,11 +251,11 @@ class SelfAttention(nn.Module):
         if (rotation := inputs.rotation) is None:
             return projections
         q, k, v = projections
-        q, k = (
-            rotate(part.unflatten(-1, (-1, self.shape.width)), rotation).flatten(-2)
-            for part in (q, k)
-        )
-        return q, k, v
+        return self._rotate(q, rotation), self._rotate(k, rotation), v
+
+    def _rotate(self, x: Tensor, rotation: Rotation) -> Tensor:
+        """Rotate queries or keys `(..., H * K or G * K)`; the shape does not change."""
+        return rotate(x.unflatten(-1, (-1, self.shape.width)), rotation).flatten(-2)
 
     def project(
         self, x: Tensor, scales: Tensor | None = None, queries: Tensor | None = None

@@ -124,8 +124,10 @@ class Encoder(nn.Module):
         attention_mask: Tensor,
         adapters: Tensor | None = None,
         token_types: Tensor | None = None,
+        *,
+        first_only: bool = False,
     ) -> Tensor:
-        """Return the token vectors `(T, D)` of a packed batch.
+        """Return the token vectors of a packed batch, `(T, D)`, or `(B, D)` with `first_only`.
 
         Up to rounding, the vectors are equal to those that `forward` returns for the same rows.
 
@@ -137,48 +139,18 @@ class Encoder(nn.Module):
             attention_mask: `(B, L)`, 1.0 at tokens and 0.0 at padding.
             adapters: Index of each token's adapter, `(T,)`; -1: no adapter. None: no adapters.
             token_types: Type of each token, `(T,)`; None: type 0.
+            first_only: Whether the last layer computes each row's first token alone; see
+                `EncoderConfig.can_compute_first_tokens`.
         """
-        return self.encode(
-            *self._packed_inputs(
-                input_ids, padded_index, packed_index, attention_mask, adapters, token_types
-            )
-        )
-
-    def first_tokens(
-        self,
-        input_ids: Tensor,
-        padded_index: Tensor,
-        packed_index: Tensor,
-        attention_mask: Tensor,
-        token_types: Tensor | None = None,
-    ) -> Tensor:
-        """Return the vector of each row's first token in a packed batch, `(B, D)`.
-
-        The last layer computes no other tokens. See `forward_packed` for the arguments, and
-        `EncoderConfig.can_compute_first_tokens`.
-        """
-        x, inputs = self._packed_inputs(
-            input_ids, padded_index, packed_index, attention_mask, None, token_types
-        )
-        return self.encode(x, (*inputs[:-1], replace(inputs[-1], first=padded_index[:, 0])))
-
-    def _packed_inputs(
-        self,
-        input_ids: Tensor,
-        padded_index: Tensor,
-        packed_index: Tensor,
-        attention_mask: Tensor,
-        adapters: Tensor | None,
-        token_types: Tensor | None,
-    ) -> tuple[Tensor, tuple[LayerInputs, ...]]:
-        """Return the input of the first layer, `(T, D)`, and the other inputs of each layer."""
         rows = Rows(padded_index, packed_index)
         positions = rows.pack(self.positions(rows.pad(input_ids)))  # (T,)
         scales = self.scales(adapters)  # (T, N * R)
         x = self.embed(input_ids, positions, token_types, scales=scales)  # (T, D)
         length = padded_index.shape[1]
         inputs = self.layer_inputs(x, positions, length, attention_mask, rows, scales=scales)
-        return x, inputs
+        if first_only:
+            inputs = (*inputs[:-1], replace(inputs[-1], first=padded_index[:, 0]))
+        return self.encode(x, inputs)
 
     def scales(self, adapters: Tensor | None) -> Tensor | None:
         """Return the scale of each rank of the adapters, `(..., N * R)`; None: no adapters.

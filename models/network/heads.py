@@ -58,10 +58,7 @@ class DenseHead(nn.Module):
         """Return the output `(..., out_features)` for the input `x`, `(..., in_features)`."""
         x = x.to(self.linear.weight.dtype)
         out = self.activation(self.linear(x))
-        if self.residual is None:
-            return out
-        result: Tensor = out + self.residual(x)
-        return result
+        return out if self.residual is None else out + self.residual(x)
 
 
 class NormHead(nn.Module):
@@ -83,20 +80,11 @@ class NormHead(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalised rows of `x`, `(B, width)`."""
-        normed: Tensor = self.norm(x.to(self.norm.weight.dtype))
-        return normed
+        return self.norm(x.to(self.norm.weight.dtype))
 
 
 class NormalizeHead(nn.Module):
-    """Normalisation to unit length, equivalent to sentence-transformers' `Normalize` module.
-
-    Attributes:
-        in_features: None, because the input can have any width.
-        out_features: None, because the output has the width of the input.
-    """
-
-    in_features: int | None = None
-    out_features: int | None = None
+    """Normalisation to unit length, equivalent to sentence-transformers' `Normalize` module."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x`, `(B, W)`, with its rows scaled to unit length."""
@@ -107,19 +95,16 @@ class TruncateHead(nn.Module):
     """Truncation to the leading dimensions, equivalent to sentence-transformers' `truncate_dim`.
 
     Attributes:
-        in_features: None, because the input can have any width.
-        out_features: Maximum width of the output.
+        width: Maximum width of the output.
     """
-
-    in_features: int | None = None
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.out_features = width
+        self.width = width
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the leading dimensions of `x`, `(B, W)`, up to `out_features`."""
-        return x[:, : self.out_features]
+        """Return the leading dimensions of `x`, `(B, W)`, up to `width`."""
+        return x[:, : self.width]
 
 
 Head = DenseHead | NormHead | NormalizeHead | TruncateHead

@@ -202,10 +202,7 @@ class EncoderLayer(nn.Module):
         return "sum2" if self.norm_first else "norm2"
 
     def _attend(self, x: Tensor, inputs: LayerInputs, tap: Tap, name: str) -> Tensor:
-        attended: Tensor = self.dropout(
-            tap.attention(f"{name}.attention", self.self_attn, x, inputs)
-        )
-        return attended
+        return self.dropout(tap.attention(f"{name}.attention", self.self_attn, x, inputs))
 
     def _expand(self, x: Tensor, scales: Tensor | None, tap: Tap, name: str) -> Tensor:
         if (experts := self.experts) is not None:

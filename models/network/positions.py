@@ -136,11 +136,10 @@ class RelativePositionBias(nn.Module):
 
     def forward(self, length: int) -> Tensor:
         """Return the bias `(1, H, L, L)` for rows of `length` tokens; queries are on axis 2."""
-        L = length
-        positions = torch.arange(L, device=self.weight.device)
-        distance = positions[None, :] - positions[:, None] + self.max_positions - 1  # (L, L)
+        distance = _distances(length, self.weight.device) + self.max_positions - 1  # (L, L)
         bucket = self.bucket_of.index_select(0, distance.view(-1))  # (L * L,)
-        return self.weight.index_select(0, bucket).view(1, L, L, -1).permute(0, 3, 1, 2)
+        bias = self.weight.index_select(0, bucket).view(1, length, length, -1)  # (1, L, L, H)
+        return bias.permute(0, 3, 1, 2)
 
 
 def distance_bucket(distance: Tensor, buckets: int, max_distance: int = 128) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from models.manifest import Output
 from models.network.encoder import Encoder
-from models.network.heads import Head, TruncateHead
+from models.network.heads import DenseHead, Head, NormHead, TruncateHead
 from models.network.packed_attention import Rows
 from models.network.pooling import pool
 from models.network.spans import SpanHead
@@ -44,7 +44,7 @@ class SentenceEncoder(nn.Module):
 
     Raises:
         ValueError: The input width of a head differs from the output width of the preceding head,
-            pooling or encoder, or truncation keeps more dimensions than the vectors have.
+            pooling or encoder.
     """
 
     def __init__(
@@ -141,7 +141,9 @@ class SentenceEncoder(nn.Module):
         """
         inputs = input_ids, padded_index, packed_index, attention_mask
         if self.reads_first_tokens:
-            first = self.encoder.first_tokens(*inputs, token_types)  # (B, D)
+            first = self.encoder.forward_packed(  # (B, D)
+                *inputs, token_types=token_types, first_only=True
+            )
             return (self.head(first[:, None], pooling_mask[:, :1]),)
         tokens = self.encoder.forward_packed(*inputs, adapters, token_types)  # (T, D)
         if words:
@@ -171,8 +173,7 @@ class SentenceEncoder(nn.Module):
         if output in self.token_heads:
             return _apply(cast(nn.ModuleList, self.token_heads[output]), tokens, tap)
         if self.sparse is not None and output == "sparse":
-            weights: Tensor = self.sparse(tokens, pooling_mask, pad, entries)
-            return weights
+            return self.sparse(tokens, pooling_mask, pad, entries)
         return self.head(tokens, pooling_mask, tap, pad)
 
     def row_vectors(
@@ -247,12 +248,13 @@ def _output_width(width: int, heads: Sequence[Head]) -> int:
         ValueError: A head does not fit the width of its input.
     """
     for head in heads:
-        if head.in_features not in (None, width):
-            raise ValueError(
-                f"a head needs vectors of width {head.in_features}; its input has the width {width}"
-            )
         if isinstance(head, TruncateHead):
-            width = min(width, head.out_features)
-        else:
-            width = head.out_features or width
+            width = min(width, head.width)
+        elif isinstance(head, DenseHead | NormHead):
+            if head.in_features != width:
+                raise ValueError(
+                    f"a head needs vectors of width {head.in_features}; its input has the width "
+                    f"{width}"
+                )
+            width = head.out_features
     return width

@@ -54,8 +54,7 @@ class Tap:
         """
 
         def run(x: Tensor, *others: Tensor) -> Tensor:
-            attended: Tensor = attention(x, inputs.with_outputs(others))
-            return attended
+            return attention(x, inputs.with_outputs(others))
 
         return self.step(name, attention, run, x, *inputs.outputs)
 

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 from fastapi import Response
 from pydantic import Field
 
-from models.gradients import results
 from models.gradients.budget import faithfulness_token_steps, token_steps
 from models.gradients.inputs import (
     BASELINE_METHODS,
@@ -18,6 +17,7 @@ from models.gradients.inputs import (
     UnitKind,
     Units,
 )
+from models.gradients.results.attribution import Attribution
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text
@@ -152,7 +152,7 @@ class Word(TextWord):
 
 
 AttributeResponse = response_model(
-    "AttributeResponse", results.Attribution, TargetResponse, tokens=Token, words=Word
+    "AttributeResponse", Attribution, TargetResponse, tokens=Token, words=Word
 )
 
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from fastapi import Response
 from pydantic import Field
 
-from models.gradients import results
 from models.gradients.budget import flow_token_steps
 from models.gradients.inputs import EmulatedPrecision
+from models.gradients.results.flow import Flow
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, StrictModel, Text, Vector
@@ -95,7 +95,7 @@ class FlowJob(Job):
     request: FlowRequest
 
 
-FlowResponse = response_model("FlowResponse", results.Flow, tokens=list[Token])
+FlowResponse = response_model("FlowResponse", Flow, tokens=list[Token])
 
 
 async def flow(body: FlowRequest, call: Call) -> Response:

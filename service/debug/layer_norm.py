@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from fastapi import Response
 from pydantic import Field, FiniteFloat
 
-from models.gradients import results
 from models.gradients.inputs import Distribution
+from models.gradients.results.layer_norm import LayerNormCheck
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, StrictModel, Text, Vector
@@ -117,7 +117,7 @@ class LayerNormJob(Job):
     request: LayerNormRequest
 
 
-LayerNormResponse = response_model("LayerNormResponse", results.LayerNormCheck)
+LayerNormResponse = response_model("LayerNormResponse", LayerNormCheck)
 
 
 async def layer_norm(body: LayerNormRequest, call: Call) -> Response:

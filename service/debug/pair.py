@@ -8,9 +8,9 @@ from typing import Literal
 from fastapi import Response
 from pydantic import Field
 
-from models.gradients import results
 from models.gradients.budget import pair_token_steps
 from models.gradients.inputs import BaselineName
+from models.gradients.results.attribution import PairAttribution
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text
@@ -68,7 +68,7 @@ class PairJob(Job):
 
 PairResponse = response_model(
     "PairResponse",
-    results.PairAttribution,
+    PairAttribution,
     tokens_a=Token,
     tokens_b=Token,
     words_a=WordSpan,

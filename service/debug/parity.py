@@ -10,9 +10,9 @@ from pydantic import Field
 
 from models.artifact import sha256
 from models.engines import Precision
-from models.gradients import results
 from models.gradients.budget import parity_token_steps
 from models.gradients.inputs import InputRow
+from models.gradients.results.parity import FileHash, ParityCheck
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
 from service.debug.pipeline.request_fields import ModelRequest, Text
@@ -44,8 +44,8 @@ class ParityJob(Job):
         files: Hashes of all files of the artifact.
         texts: Texts of the request, prompts included, and their token ids from the served
             tokenizer.
-        check_texts: Texts of the self-check, and their token ids from the served tokenizer.
-        check_rows: Token ids of `check_texts`, recorded at export.
+        check_texts: Texts of the self-check, their token ids from the served tokenizer, and those
+            recorded at export.
     """
 
     kind: Literal["parity"] = "parity"
@@ -53,13 +53,12 @@ class ParityJob(Job):
     vectors: Sequence[Sequence[float]]
     engine: str
     precision: Precision
-    files: Sequence[results.FileHash]
+    files: Sequence[FileHash]
     texts: Sequence[tuple[str, Sequence[int]]]
-    check_texts: Sequence[tuple[str, Sequence[int]]]
-    check_rows: Sequence[Sequence[int]]
+    check_texts: Sequence[tuple[str, Sequence[int], Sequence[int]]]
 
 
-ParityResponse = response_model("ParityResponse", results.ParityCheck)
+ParityResponse = response_model("ParityResponse", ParityCheck)
 
 
 async def parity(body: ParityRequest, call: Call) -> Response:
@@ -72,6 +71,7 @@ async def parity(body: ParityRequest, call: Call) -> Response:
     ]
     cost = call.cost_of(parity_token_steps(len(row.ids) for row in rows))
     check_ids = await asyncio.to_thread(model.tokenizer.ids, model.check.texts)
+    check_rows = model.check.rows[: len(check_ids)]
     files = await asyncio.to_thread(_files, model)
     served = await call.within_deadline(encode(model, rows))
     job = ParityJob(
@@ -85,17 +85,16 @@ async def parity(body: ParityRequest, call: Call) -> Response:
             (text_with_prompt(model, text), row.ids)
             for text, row in zip(body.texts, rows, strict=False)
         ],
-        check_texts=list(zip(model.check.texts, check_ids, strict=True)),
-        check_rows=model.check.rows[: len(check_ids)],
+        check_texts=list(zip(model.check.texts, check_ids, check_rows, strict=True)),
     )
     return await call.answer(job, cost, ParityResponse, served)
 
 
-def _files(model: Model) -> list[results.FileHash]:
+def _files(model: Model) -> list[FileHash]:
     """Return the hashes of all files of the artifact, at startup and now."""
     paths = {name: model.artifact.path / name for name in model.files}
     return [
-        results.FileHash(name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
+        FileHash(name, at_start, sha256(paths[name]) if paths[name].is_file() else None)
         for name, at_start in model.files.items()
     ]
 

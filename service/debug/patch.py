@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from fastapi import Response
 from pydantic import Field, Tag
 
-from models.gradients import results
 from models.gradients.budget import patch_token_steps
+from models.gradients.results.patching import Patching
 from service.api.schemas import by_type
 from service.debug.activations import TapNames, tap_points_of
 from service.debug.pipeline.call import Call
@@ -83,7 +83,7 @@ class PatchJob(Job):
 
 
 PatchResponse = response_model(
-    "PatchResponse", results.Patching, TargetResponse, tokens=Token, source_tokens=Token
+    "PatchResponse", Patching, TargetResponse, tokens=Token, source_tokens=Token
 )
 
 

@@ -6,8 +6,8 @@ from typing import Literal
 from fastapi import Response
 from pydantic import Field
 
-from models.gradients import results
 from models.gradients.inputs import Reduction
+from models.gradients.results.attribution import TokenGradient
 from service.api.errors import Forbidden
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
@@ -44,7 +44,7 @@ class VjpJob(Job):
     request: VjpRequest
 
 
-VjpResponse = response_model("VjpResponse", results.TokenGradient, tokens=Token)
+VjpResponse = response_model("VjpResponse", TokenGradient, tokens=Token)
 
 
 async def vjp(body: VjpRequest, call: Call) -> Response:

@@ -80,7 +80,7 @@ def test_methods_explain_the_served_result(served: TrainedModel) -> None:
         assert METHODS[name](served, case).values.sum() == pytest.approx(change, abs=1e-6)
     inputs = served.gradient_inputs(case, MASK)
     rows = [side.row for side in inputs.sides]
-    vectors = [served.reference.vectors(row, entries=inputs.entries) for row in rows]
+    vectors = [served.reference.vectors(row) for row in rows]
     assert inputs.target(*vectors).item() == pytest.approx(whole, abs=1e-4)
     ids = [token for row in rows for token in row.ids][inputs.first :][: len(case.text)]
     assert ids == [VOCABULARY[word] for word in case.text]

@@ -284,9 +284,9 @@ GUARDS = (
         f"{_P}test_explain.py::test_struck_word_has_the_number_of_the_explanation",
     ),
     Guard(
-        "service/page/static/rank.js",
-        "scores[other] - scores[one] || one - other",
-        "scores[one] - scores[other] || one - other",
+        "service/page/static/numbers.js",
+        "values[other] - values[one]",
+        "values[one] - values[other]",
         f"{_P}test_rank.py::test_list_has_the_order_and_the_scores_of_rerank",
     ),
     Guard(

@@ -371,8 +371,8 @@ GUARDS = (
     ),
     Guard(
         "models/network/heads.py",
-        "result: Tensor = out + self.residual(x)",
-        "result: Tensor = out",
+        "return out if self.residual is None else out + self.residual(x)",
+        "return out",
         "tests/models/export/test_checkpoint.py::"
         "test_residual_dense_head_vectors_equal_sentence_transformers",
     ),

@@ -17,7 +17,6 @@ from models.add_layer_norm import implementation
 from models.artifact import Artifact
 from models.engines import available_cpus
 from models.export.tokenizer_file import tokenizer_of_source
-from models.gradients import results
 from models.gradients.activations import activations, patch, tap_points
 from models.gradients.attribution import attribute, vjp
 from models.gradients.faithfulness import faithfulness
@@ -29,10 +28,15 @@ from models.gradients.objectives import check_objective
 from models.gradients.pair import explain_pair
 from models.gradients.parity import Served, Tokenized, parity
 from models.gradients.reference_model import ReferenceModel
+from models.gradients.results.attribution import Attribution, PairAttribution, TokenGradient
+from models.gradients.results.flow import Flow
+from models.gradients.results.json_form import as_dict
+from models.gradients.results.parity import ParityCheck
+from models.gradients.results.patching import Patching
 from service.debug.activations import ActivationsJob
 from service.debug.attribute import AttributeJob
 from service.debug.child.layer_norm import layer_norm_check
-from service.debug.child.target import entries_of, target_function
+from service.debug.child.target import rows_of, target_function
 from service.debug.child.tensor_files import WRITERS
 from service.debug.flow import FlowJob
 from service.debug.layer_norm import LayerNormJob
@@ -109,7 +113,7 @@ class Jobs:
             case AttributeJob():
                 attribution = _attribute(self._model, job)
                 converged = attribution.completeness is None or attribution.completeness.converged
-                fields = results.as_dict(attribution)
+                fields = as_dict(attribution)
                 fields["words"] = [
                     {**vars(word), "score": float(attribution.scores[list(word.tokens)].sum())}
                     for word in job.words
@@ -117,28 +121,24 @@ class Jobs:
             case PairJob():
                 pair = _pair(self._model, job)
                 converged = all(integral.converged for integral in pair.completeness)
-                fields = results.as_dict(pair)
+                fields = as_dict(pair)
             case FlowJob():
-                fields = results.as_dict(_flow(self._model, job))
+                fields = as_dict(_flow(self._model, job))
             case LayerNormJob():
-                fields = results.as_dict(layer_norm_check(self._model, job))
+                fields = as_dict(layer_norm_check(self._model, job))
             case ParityJob():
-                fields = results.as_dict(self._parity(job))
+                fields = as_dict(self._parity(job))
             case VjpJob():
-                fields = results.as_dict(_vjp(self._model, job))
+                fields = as_dict(_vjp(self._model, job))
             case PatchJob():
-                fields = results.as_dict(_patch(self._model, job))
+                fields = as_dict(_patch(self._model, job))
         vectors = b"".join(self._model.vector(row).cpu().numpy().tobytes() for row in job.rows)
         wall_ms = 1e3 * (time.perf_counter() - started)
         return Completed(Done(fields, nonfinite(fields), converged, wall_ms), vectors, file)
 
-    def _parity(self, job: ParityJob) -> results.ParityCheck:
+    def _parity(self, job: ParityJob) -> ParityCheck:
         served = Served(job.engine, job.precision, np.array(job.vectors, np.float32))
-        tokenized = [
-            Tokenized(text, ids, recorded)
-            for (text, ids), recorded in zip(job.check_texts, job.check_rows, strict=True)
-        ]
-        tokenized += [
+        tokenized = [Tokenized(*text) for text in job.check_texts] + [
             Tokenized(text, ids, self._tokenizer.encode(text).ids) for text, ids in job.texts
         ]
         return parity(self._artifact, self._model, job.rows, served, job.files, tokenized)
@@ -148,9 +148,9 @@ class Jobs:
         return tokenizer_of_source(self._artifact)
 
 
-def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
-    request, rows = job.request, job.rows
-    target, entries = target_function(model, job.target), entries_of(job.target)
+def _attribute(model: ReferenceModel, job: AttributeJob) -> Attribution:
+    request, rows = job.request, rows_of(job)
+    target = target_function(model, job.target)
     result = attribute(
         model,
         list(map(Side, rows, job.baselines, job.kept)),
@@ -158,7 +158,6 @@ def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
         method=request.method,
         layer_name=_layer(model, request.layer),
         options=request.options,
-        entries=entries,
     )
     if job.units is not None:
         measured = faithfulness(
@@ -169,7 +168,6 @@ def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
             result.scores,
             seed=request.seed,
             is_signed=request.method != "saliency",
-            entries=entries,
         )
         result = replace(result, faithfulness=measured)
     if isinstance(job.target.target, MaxSimTarget):
@@ -177,7 +175,7 @@ def _attribute(model: ReferenceModel, job: AttributeJob) -> results.Attribution:
     return result
 
 
-def _pair(model: ReferenceModel, job: PairJob) -> results.PairAttribution:
+def _pair(model: ReferenceModel, job: PairJob) -> PairAttribution:
     request = job.request
     return explain_pair(
         model,
@@ -188,7 +186,7 @@ def _pair(model: ReferenceModel, job: PairJob) -> results.PairAttribution:
     )
 
 
-def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
+def _flow(model: ReferenceModel, job: FlowJob) -> Flow:
     request = job.request
     objective = Objective(request.objective.type, request.vectors)
     try:
@@ -198,7 +196,7 @@ def _flow(model: ReferenceModel, job: FlowJob) -> results.Flow:
     return flow(model, job.rows, objective, emulate=request.emulate, loss_scale=request.loss_scale)
 
 
-def _vjp(model: ReferenceModel, job: VjpJob) -> results.TokenGradient:
+def _vjp(model: ReferenceModel, job: VjpJob) -> TokenGradient:
     request = job.request
     x, gradient = vjp(model, job.rows[0], request.cotangent, _layer(model, request.layer))  # (L, D)
     match request.reduce:
@@ -206,7 +204,7 @@ def _vjp(model: ReferenceModel, job: VjpJob) -> results.TokenGradient:
             gradient = gradient.norm(dim=-1)
         case "dot":
             gradient = (gradient * x).sum(-1)
-    return results.TokenGradient(gradient.cpu().numpy())
+    return TokenGradient(gradient.cpu().numpy())
 
 
 def _activations(model: ReferenceModel, job: ActivationsJob) -> bytes:
@@ -218,17 +216,16 @@ def _activations(model: ReferenceModel, job: ActivationsJob) -> bytes:
     return WRITERS[job.request.format](arrays, job.metadata)
 
 
-def _patch(model: ReferenceModel, job: PatchJob) -> results.Patching:
-    half = len(job.rows) // 2
+def _patch(model: ReferenceModel, job: PatchJob) -> Patching:
+    rows, half = rows_of(job), len(job.rows) // 2
     return patch(
         model,
-        job.rows[:half],
-        job.rows[half:],
+        rows[:half],
+        rows[half:],
         target_function(model, job.target),
         job.taps,
         job.patches,
         is_each=job.request.positions == "each",
-        entries=entries_of(job.target),
     )
 
 

@@ -11,7 +11,7 @@ from models.gradients.layer_norm_operands import (
 )
 from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import LayerNormCheck
+from models.gradients.results.layer_norm import LayerNormCheck
 from service.debug.layer_norm import Candidate, GivenRows, LayerNormJob, NormOfText, RandomRows
 from service.inference.errors import InvalidInput
 

@@ -1,14 +1,18 @@
 """Targets as functions of the vectors of the reference model."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import assert_never
 
 from torch import Tensor
 
 from models.gradients import attribution
 from models.gradients.attribution import TargetFunction
+from models.gradients.inputs import InputRow
 from models.gradients.maxsim import maxsim
 from models.gradients.reference_model import ReferenceModel
+from service.debug.attribute import AttributeJob
+from service.debug.patch import PatchJob
 from service.debug.target import (
     CosineTarget,
     DimTarget,
@@ -59,6 +63,8 @@ def target_function(  # noqa: C901 - one case per target
     assert_never(resolved.target)
 
 
-def entries_of(resolved: ResolvedTarget) -> Sequence[int] | None:
-    """Return the vocabulary entries that a job computes; None: all elements of the vectors."""
-    return resolved.indices if isinstance(resolved.target, SparseTarget) else None
+def rows_of(job: AttributeJob | PatchJob) -> Sequence[InputRow]:
+    """Return the rows of a job, of which a sparse target needs one vocabulary entry alone."""
+    if not isinstance(job.target.target, SparseTarget):
+        return job.rows
+    return [replace(row, entries=job.target.indices) for row in job.rows]

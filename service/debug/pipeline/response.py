@@ -11,7 +11,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, Field, create_model
 
-from models.gradients import results
+from models.gradients.results.json_form import Matrix, Vector, properties
 from service.debug.pipeline.messages import MAX_NONFINITE, NonFinite
 from service.inference.model.model import Model
 
@@ -168,7 +168,7 @@ def _json_type(annotation: Any) -> Any:  # noqa: ANN401 - a type expression
         return float | None
     if isinstance(annotation, type) and is_dataclass(annotation):
         return _model(annotation)
-    if annotation in (results.Vector, results.Matrix):
+    if annotation in (Vector, Matrix):
         nested: Any = float | None
         for _ in range(annotation.__metadata__[0]):
             nested = list[nested]
@@ -188,7 +188,7 @@ def _fields(result: type) -> dict[str, Any]:
     """Return the fields and properties of a result as fields of a pydantic model."""
     hints = get_type_hints(result, include_extras=True)
     descriptions = _descriptions(result)
-    for name, value in results.properties(result).items():
+    for name, value in properties(result).items():
         getter: Callable[..., Any] = value.fget  # type: ignore[assignment]
         hints[name] = get_type_hints(getter)["return"]
         descriptions[name] = inspect.getdoc(value) or ""

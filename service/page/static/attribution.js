@@ -5,6 +5,7 @@ import { colour } from "./colours.js";
 import { textNames } from "./deletion.js";
 import { element, embedded, facts, mark, muted, shown } from "./dom.js";
 import { faithfulness } from "./faithfulness.js";
+import { sum } from "./numbers.js";
 import { number, table } from "./tables.js";
 import { byText, largest, legend, scored, total, unitsOf } from "./tokens.js";
 
@@ -31,34 +32,30 @@ const textsOf = (body) => [body.text, body.text_pair, body.target.versus];
 function rowsOf({ body, result }, kind) {
   return byText(unitsOf(result.tokens, result.words, textsOf(body), kind)).map((inputs) =>
     // A query that is read with each of two documents has the sum of its scores.
-    inputs[0].map((unit, index) => ({ ...unit, score: inputs.reduce((sum, row) => sum + total(row[index], result.scores), 0) })));
+    inputs[0].map((unit, index) => ({ ...unit, score: sum(inputs.map((own) => total(own[index], result.scores))) })));
 }
 
 // The chips of every text with tokens; `names` are the names of all texts.
-function passages(rows, names) {
-  const scale = largest(rows.flat().map(({ score }) => score));
+function passages(rows, scale, names) {
   return rows.flatMap((row, index) => {
-    const sum = row.filter(({ text }) => text !== null).reduce((all, { score }) => all + score, 0);
+    const whole = sum(row.filter(({ text }) => text !== null).map(({ score }) => score));
     const name = names[index] ?? "Text";
     return element("section", { className: "passage" },
-      element("h4", {}, name, " ", element("span", { className: "sum" }, `sum ${shown(sum)}`)),
+      element("h4", {}, name, " ", element("span", { className: "sum" }, `sum ${shown(whole)}`)),
       scored(row, row.map(({ score }) => score), scale, `Scores of ${name}`));
   });
-}
-
-function rowLegend(rows, isSigned) {
-  return legend(largest(rows.flat().map(({ score }) => score)), { isSigned });
 }
 
 export function drawAttribution(runs, inputs, { kind }) {
   const articles = runs.map((run) => {
     const rows = rowsOf(run, inputs.units);
+    const scale = largest(rows.flat().map(({ score }) => score));
     const isSigned = run.body.method !== "saliency";
     return element("article", { className: "method" },
-      element("div", { className: "heading" }, element("h3", {}, NAMES[run.body.method]), rowLegend(rows, isSigned)),
+      element("div", { className: "heading" }, element("h3", {}, NAMES[run.body.method]), legend(scale, { isSigned })),
       muted(MEANINGS[run.body.method]),
       ...(rows.length === 3 && isSigned ? [muted(SIGNS)] : []),
-      ...passages(rows, textNames(kind, rows.length > 1)),
+      ...passages(rows, scale, textNames(kind, rows.length > 1)),
       totals(run.result, run.body.target),
       ...faithfulness(run.result),
       ranking(rows, rows.length > 1 ? textNames(kind, true) : null),
@@ -82,11 +79,9 @@ export function alignmentTables({ body, result }) {
   if (!result.alignment) return [];
   const tokens = unitsOf(result.tokens, result.words, textsOf(body), "tokens");
   const tables = [1, 2].map((input) => result.alignment.filter(({ document }) => tokens[document].input === input));
-  const drawn = tables.filter((pairs) => pairs.length).map((pairs, index) => {
-    const sum = pairs.reduce((all, { value }) => all + value, 0);
-    return table(`${textNames("multi")[index + 1]}: MaxSim ${shown(sum)}`, ["Query token", "Most similar token", "Dot product"],
-      pairs.map(({ query, document, value }) => [tokens[query].content, tokens[document].content, number(value)]));
-  });
+  const drawn = tables.filter((pairs) => pairs.length).map((pairs, index) =>
+    table(`${textNames("multi")[index + 1]}: MaxSim ${shown(sum(pairs.map(({ value }) => value)))}`, ["Query token", "Most similar token", "Dot product"],
+      pairs.map(({ query, document, value }) => [tokens[query].content, tokens[document].content, number(value)])));
   return [element("article", { className: "method" }, element("h3", {}, "Alignment"), element("div", { className: "columns" }, ...drawn))];
 }
 

@@ -3,6 +3,7 @@
 import { chart } from "./charts.js";
 import { colour } from "./colours.js";
 import { card, element, muted, shown, signed } from "./dom.js";
+import { mean, order } from "./numbers.js";
 import { cosine, SIMILARITIES } from "./reading.js";
 import { parseSafetensors } from "./safetensors.js";
 import { number, table } from "./tables.js";
@@ -30,12 +31,9 @@ function similarities(vectors, similarity) {
   return vectors.map((a) => vectors.map((b) => compare(a, b)));
 }
 
-// The other texts, the most similar first.
-const order = (row, self) => row.map((_, index) => index).filter((index) => index !== self).sort((i, j) => row[j] - row[i]);
-
 function neighbours(texts, left, right, names) {
   const rows = texts.map((text, index) => {
-    const [before, after] = [order(left[index], index), order(right[index], index)];
+    const [before, after] = [left, right].map((own) => order(own[index]).filter((other) => other !== index));
     return { text, before, after, same: before[0] === after[0] };
   });
   const changed = rows.filter(({ same }) => !same).length;
@@ -63,7 +61,7 @@ function layers(first, second, names) {
   if (!taps.length) return [card("Where do the layers differ?", muted("The models have no layers of the same name and width, so their layers cannot be compared."))];
   const rows = taps.map((tap) => {
     const values = first.body.texts.map((_, index) => cosine(a[`${index}/${tap}`].values, b[`${index}/${tap}`].values));
-    return { tap, mean: values.reduce((sum, value) => sum + value, 0) / values.length, lowest: Math.min(...values) };
+    return { tap, mean: mean(values), lowest: Math.min(...values) };
   });
   const start = rows.find(({ lowest }) => lowest < 0.999);
   return [card("Where do the layers differ?",
@@ -72,7 +70,7 @@ function layers(first, second, names) {
       : "All layers have the same results, to three decimals."),
     layerChart(rows),
     table(`Cosine of the mean token vectors of ${names.join(" and ")}`, ["Layer", "Mean over texts", "Lowest"],
-      rows.map(({ tap, mean, lowest }) => [tap, number(mean), number(lowest)])))];
+      rows.map(({ tap, mean: middle, lowest }) => [tap, number(middle), number(lowest)])))];
 }
 
 function layerChart(rows) {
@@ -81,7 +79,7 @@ function layerChart(rows) {
     line: { color: colour(tone), width: 2 }, marker: { size: 7, symbol },
   });
   return chart("Cosine of the mean token vectors of both models, by layer", 260,
-    [trace("mean over texts", ({ mean }) => mean, "accent", "circle"), trace("lowest", ({ lowest }) => lowest, "high", "square")],
+    [trace("mean over texts", (row) => row.mean, "accent", "circle"), trace("lowest", ({ lowest }) => lowest, "high", "square")],
     { xaxis: { type: "category", tickangle: -45 }, yaxis: { nticks: 5, range: [Math.min(...rows.map(({ lowest }) => lowest)) - 0.05, 1.05] }, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" } });
 }
 

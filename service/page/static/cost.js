@@ -2,6 +2,7 @@
 
 import { listed } from "./dom.js";
 import { inputs } from "./inputs.js";
+import { sum } from "./numbers.js";
 import { showProblem } from "./problems.js";
 import { ask } from "./request.js";
 import { SECTIONS } from "./sections.js";
@@ -34,13 +35,13 @@ export async function check(name) {
   let current;
   try {
     const found = [];
-    for (current of SECTIONS[name].requests(inputs(), state.model).filter(({ path }) => path.startsWith("debug/attribute"))) {
+    for (current of SECTIONS[name].requests(inputs(), state.model)) {
       found.push((await ask(current.path, { ...current.body, dry_run: true }, key(), costs.signal)).cost);
     }
     showProblem(name, "cost", null);
     part(name, "cost").classList.remove("failed");
     part(name, "cost").textContent = found.length ? costSentence(found) : "";
-    return found.reduce((sum, { token_steps: steps }) => sum + steps, 0);
+    return sum(found.map(({ token_steps: steps }) => steps));
   } catch (error) {
     if (error.name === "AbortError") return null;
     part(name, "cost").classList.add("failed");

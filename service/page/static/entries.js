@@ -1,6 +1,7 @@
 // Entries with large weights in a text's sparse vector, to choose one as the target.
 
 import { byId, element, shown } from "./dom.js";
+import { setInput } from "./inputs.js";
 import { ask, Problem } from "./request.js";
 
 const REQUEST_AFTER_MS = 400;
@@ -25,7 +26,7 @@ async function showEntries(text, key) {
   if (!entries) requested = null;
   byId("vocabulary").replaceChildren(...(entries ?? []).map(([token, weight]) => {
     const button = element("button", { type: "button", className: "quiet" }, token, " ", element("small", {}, shown(weight, 2)));
-    button.addEventListener("click", () => choose(token));
+    button.addEventListener("click", () => setInput("token", token));
     return button;
   }));
 }
@@ -40,10 +41,4 @@ async function entriesOf(text, key) {
   const weightOf = new Map(ids.map((id, index) => [id, weights[index]]));
   return terms.filter(({ document }) => weightOf.has(document.id))
     .map(({ document }) => [document.token, weightOf.get(document.id)]).sort(([, one], [, other]) => other - one);
-}
-
-function choose(token) {
-  const input = document.querySelector("[name=token]");
-  input.value = token;
-  input.dispatchEvent(new Event("input"));
 }

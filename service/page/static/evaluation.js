@@ -3,6 +3,7 @@
 import { byId, count, element, facts, muted, percent, problemsOf, shown } from "./dom.js";
 import { connectFiles } from "./files.js";
 import { hits, judgedRanking, meanNdcg, meanReciprocalRank } from "./metrics.js";
+import { sum } from "./numbers.js";
 import { parseQuestions } from "./question_file.js";
 import { scoreBody } from "./questions.js";
 import { openRanking } from "./rank_open.js";
@@ -15,7 +16,7 @@ const MOST_NAMED = 5;
 
 export function evaluationRequests(inputs, model) {
   const { questions, problems } = parseQuestions(inputs["question-list"]);
-  if (problems.length) throw new Problem(named(problems), null, "question-list");
+  if (problems.length) throw new Problem(named(problems), { field: "question-list" });
   return questions.map((question) => ({
     question, total: questions.length, isOptional: true, isOneOfMany: true, name: `question of line ${question.line}`,
     path: "score", body: scoreBody(question.query, question.documents, model),
@@ -79,7 +80,7 @@ export function connectEvaluation() {
   const summarize = () => {
     const { questions, problems } = parseQuestions(list.value);
     byId("questions-read").textContent = problems.length ? `Wrong lines: ${named(problems)}.`
-      : `${count(questions.length, "question")} with ${count(questions.reduce((sum, { documents }) => sum + documents.length, 0), "document")}.`;
+      : `${count(questions.length, "question")} with ${count(sum(questions.map(({ documents }) => documents.length)), "document")}.`;
   };
   list.addEventListener("input", summarize);
   summarize();

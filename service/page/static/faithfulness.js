@@ -1,6 +1,6 @@
 // Whether scores agree with deletion: in sign and order, and of the words with the highest scores.
 
-import { details, element, mark, percent, shown, signed } from "./dom.js";
+import { details, element, mark, muted, percent, shown, signed } from "./dom.js";
 import { number, table } from "./tables.js";
 
 // Lowest rank correlation of scores that order the words as deletion does.
@@ -35,7 +35,7 @@ export function faithfulness({ faithfulness: measured }, ofText = "", opposite =
         [`${units} removed`, number(comprehensiveness), number(random.comprehensiveness)],
         [`only these ${units} kept`, number(sufficiency), number(random.sufficiency)],
       ]),
-      element("p", { className: "muted" }, "The reference model runs on the text without the words, and on these words alone. "
+      muted("The reference model runs on the text without the words, and on these words alone. "
         + "The table above has the means over the shares below. “Random” is the mean of five random orders of the words."),
       table("Fall of the value, by share of the text", ["Share", `Removed or kept ${units}`, "Without them", "With them alone"],
         points.map((point) => [number(point.share, percent(point.share)), number(point.count, String(point.count)),

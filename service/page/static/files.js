@@ -1,6 +1,6 @@
 // Files that are chosen or dropped, as the content of an input.
 
-import { setInput } from "./rank_open.js";
+import { setInput } from "./inputs.js";
 
 // Of files that are opened in quick succession the last one stays, though an earlier one may be read more slowly.
 export function connectFiles(name, chooser, place) {

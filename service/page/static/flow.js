@@ -2,7 +2,7 @@
 
 import { chart, logAxis, mark as markChart } from "./charts.js";
 import { colour } from "./colours.js";
-import { element, embedded, facts, percent, sentences, shown } from "./dom.js";
+import { details, element, embedded, facts, percent, sentences, shown } from "./dom.js";
 import { number, table } from "./tables.js";
 
 const SERIES = [
@@ -18,7 +18,7 @@ export function drawFlow([{ result }]) {
     sentences(verdicts(result)),
     drawing,
     inspector(result.steps, drawing),
-    element("details", {}, element("summary", {}, "Table of all steps"), numbers(result.steps)),
+    details("Table of all steps", numbers(result.steps)),
   ];
 }
 

@@ -2,6 +2,7 @@
 
 import { diverging } from "./colours.js";
 import { element, embedded, notation, raw } from "./dom.js";
+import { order, sum } from "./numbers.js";
 import { largest } from "./tokens.js";
 
 // Cells below 40 pixels cannot hold their numbers.
@@ -9,7 +10,7 @@ const MOST_WORDS = 20;
 
 // `light(i, j)` marks the row i or the column j; null: none.
 export function heatmap(a, b, matrix) {
-  const rows = strongest(matrix.map((row) => size(row)));
+  const rows = strongest(matrix.map(size));
   const columns = strongest(b.map((_, j) => size(matrix.map((row) => row[j]))));
   const scale = largest(matrix.flat());
   const { show, unit } = notation(scale);
@@ -39,9 +40,7 @@ export function heatmap(a, b, matrix) {
   return { node: element("div", { className: "scroll", tabIndex: 0, role: "region", aria: { label: "Heat map" } }, grid), light, sentence };
 }
 
-const size = (values) => values.reduce((sum, value) => sum + Math.abs(value), 0);
+const size = (values) => sum(values.map(Math.abs));
 
 // Indices of the largest numbers, in the order of the text.
-function strongest(sizes) {
-  return sizes.map((_, index) => index).sort((i, j) => sizes[j] - sizes[i]).slice(0, MOST_WORDS).sort((i, j) => i - j);
-}
+const strongest = (sizes) => order(sizes).slice(0, MOST_WORDS).sort((i, j) => i - j);

@@ -43,6 +43,13 @@ export function setValue(input, value) {
   if (input.selectedIndex === -1) input.value = defaults[input.name];
 }
 
+// Set an input as if it was typed.
+export function setInput(name, value) {
+  const input = inputOf(name);
+  input.value = value;
+  input.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 // Show the parts whose condition holds, such as `data-when="target=dim"`; those of `data-unless` if it does not.
 export function showConditional() {
   const values = inputs();
@@ -105,9 +112,7 @@ export function markInvalid(name, sentence) {
   input.closest("details")?.setAttribute("open", "");
 }
 
-const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
+export const lines = (text) => text.split("\n").map((line) => line.trim()).filter(Boolean);
 
 // Numbers of a line may be separated by white space, commas, semicolons and square brackets.
-const vectors = (text) => lines(text).map((line) => line.split(/[\s,;[\]]+/).filter(Boolean).map(Number));
-
-export { lines, vectors };
+export const vectors = (text) => lines(text).map((line) => line.split(/[\s,;[\]]+/).filter(Boolean).map(Number));

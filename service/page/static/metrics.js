@@ -1,5 +1,7 @@
 // Metrics of rankings, as means over questions. The relevance of a document is 0 or more; those above 0 are expected.
 
+import { mean, sum } from "./numbers.js";
+
 const NDCG_DEPTH = 10;
 
 // Indices of the documents, the best first. Equal scores count against the expected documents: a model that gives all
@@ -9,7 +11,7 @@ const order = (scores, relevance) =>
 
 // Discounted cumulative gain with linear gains, by Järvelin and Kekäläinen as in trec_eval.
 const gain = (relevance) =>
-  relevance.slice(0, NDCG_DEPTH).reduce((sum, value, index) => sum + value / Math.log2(index + 2), 0);
+  sum(relevance.slice(0, NDCG_DEPTH).map((value, index) => value / Math.log2(index + 2)));
 
 // The ranking of one question: `places` has the indices, `rank` is that of the best expected document, and `margin` its score less the best score
 // of a document that is not expected, which is missing if all are.
@@ -24,8 +26,6 @@ export function judgedRanking(scores, relevance) {
     ndcg: gain(places.map((index) => relevance[index])) / gain([...relevance].sort((a, b) => b - a)),
   };
 }
-
-const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 export const hits = (rankings, k) => mean(rankings.map(({ rank }) => Number(rank <= k)));
 export const meanReciprocalRank = (rankings) => mean(rankings.map(({ rank }) => 1 / rank));

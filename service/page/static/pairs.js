@@ -1,8 +1,9 @@
 // Contributions of pairs of words to a similarity: linked rows of words, a ranked list and a heat map.
 
 import { diverging } from "./colours.js";
-import { card, element, embedded, exact, facts, listed, percent, shown } from "./dom.js";
+import { card, element, embedded, exact, facts, listed, muted, percent, shown } from "./dom.js";
 import { heatmap } from "./heatmap.js";
+import { sum } from "./numbers.js";
 import { number, table } from "./tables.js";
 import { chips, isWord, largest, legend, unitsOf } from "./tokens.js";
 
@@ -13,7 +14,7 @@ function pairsOf({ body, result }) {
   const words = (side) => unitsOf(result[`tokens_${side}`], result[`words_${side}`], [body[side].text ?? body[side]], "words");
   const [a, b] = ["a", "b"].map(words);
   const matrix = a.map((left) => b.map((right) =>
-    left.tokens.reduce((sum, i) => right.tokens.reduce((inner, j) => inner + result.matrix[i][j], sum), 0)));
+    sum(left.tokens.flatMap((i) => right.tokens.map((j) => result.matrix[i][j])))));
   return { a, b, matrix, ranked: rankedPairs(a, b, matrix) };
 }
 
@@ -39,7 +40,7 @@ export function pairCards(run, similarity) {
   const [first, second] = linkedRows(pairs, map, partners);
   return [
     card("Pairs of words that add up to the similarity of texts A and B",
-      element("p", { className: "muted" }, "The same similarity as a sum over pairs. In the last layer the vector of a word contains its "
+      muted("The same similarity as a sum over pairs. In the last layer the vector of a word contains its "
         + "neighbours too, and that of a special token the whole text. So pairs are blurred: trust the words above first."),
       element("div", { className: "columns" },
         element("div", {},
@@ -49,15 +50,15 @@ export function pairCards(run, similarity) {
         pairTable(pairs, run.result.similarity, similarity))),
     element("div", {},
       element("div", { className: "heading" },
-        element("p", { className: "muted" }, map.sentence), legend(scale)),
+        muted(map.sentence), legend(scale)),
       map.node),
   ];
 }
 
 // Two rows of chips. A chip in one of them colours the other by their contributions.
 function linkedRows({ a, b, matrix }, map, partners) {
-  const rows = matrix.map((row) => row.reduce((sum, value) => sum + value, 0));
-  const columns = b.map((_, j) => matrix.reduce((sum, row) => sum + row[j], 0));
+  const rows = matrix.map(sum);
+  const columns = b.map((_, j) => sum(matrix.map((row) => row[j])));
   const sums = largest([...rows, ...columns]);
   const paintSums = () => {
     inA.paint(rows, sums);
@@ -103,17 +104,17 @@ function pairTable({ ranked }, whole, similarity) {
     number(value / whole, percent(value / whole)),
   ]);
   const ranking = table(`Top ${best.length} of ${ofWords.length} pairs of words`, ["Word of A", "Word of B", ...(repeats ? ["Times"] : []), "Contribution", `Of the ${similarity}`], rows);
-  const sumOf = (pairs) => pairs.reduce((sum, { value }) => sum + value, 0);
+  const sumOf = (pairs) => sum(pairs.map(({ value }) => value));
   const rest = { "other pairs of words": sumOf(ofWords.slice(MOST_PAIRS)), "with special tokens or punctuation": sumOf(ranked) - sumOf(ofWords) };
-  return element("div", { className: "pairs" }, ranking, facts(Object.fromEntries(Object.entries(rest).map(([name, sum]) => [name, `${shown(sum)}, ${percent(sum / whole)}`]))));
+  return element("div", { className: "pairs" }, ranking, facts(Object.fromEntries(Object.entries(rest).map(([name, part]) => [name, `${shown(part)}, ${percent(part / whole)}`]))));
 }
 
 // How the sum of all pairs becomes the similarity with this name.
-export function equation({ sum, similarity, delta, reference_terms: terms }, name) {
+export function equation({ sum: ofPairs, similarity, delta, reference_terms: terms }, name) {
   const term = (value, label) =>
     element("span", { className: "term" }, element("strong", { title: exact(value) }, shown(value)), element("small", {}, label));
   return element("div", { className: "equation" },
-    term(sum, "sum of pairs"), "+", term(terms.a_baseline, "A × baseline of B"), "+",
+    term(ofPairs, "sum of pairs"), "+", term(terms.a_baseline, "A × baseline of B"), "+",
     term(terms.baseline_b, "baseline of A × B"), "−", term(terms.baselines, "baseline of A × baseline of B"),
     "=", term(similarity, name),
     element("span", { className: "muted" }, `numerical error ${shown(delta)}`));

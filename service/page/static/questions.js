@@ -38,7 +38,7 @@ export function parsedRows(text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Problem(`not JSON: ${error.message}`, null, "own");
+    throw new Problem(`not JSON: ${error.message}`, { field: "own" });
   }
 }
 
@@ -59,6 +59,12 @@ export const scoreBody = (query, documents, { kind }) =>
 
 export const classifyBody = ({ a, b }) => ({ inputs: [b ? [a, b] : a] });
 
+// How similar a text is to unrelated ones and to itself; see `landmarks` in reading.js.
+export const referenceRequest = (text, model) => ({
+  key: "reference", name: "similarity to unrelated texts", path: "score", isOptional: true,
+  body: scoreBody(text, [...UNRELATED, text], model),
+});
+
 // The explanation by deletion, from the serving process.
 export function explainRequests(inputs, model) {
   const by = unitsOf(inputs);
@@ -74,11 +80,7 @@ export function explainRequests(inputs, model) {
     fields: { "/queries": "a", "/documents/0": "b", "/documents/1": "c", "/documents": "b" },
     body: { ...scoreBody(inputs.a, documents, model), explain: { by, of: "both" } },
   };
-  const reference = {
-    key: "reference", name: "similarity to unrelated texts", path: "score", isOptional: true,
-    body: scoreBody(inputs.a, [...UNRELATED, inputs.a], model),
-  };
-  return model.kind === "embedding" ? [explained, reference] : [explained];
+  return model.kind === "embedding" ? [explained, referenceRequest(inputs.a, model)] : [explained];
 }
 
 // Vectors of the same texts from both models and, with gradient routes, their token vectors after each layer.

@@ -2,10 +2,11 @@
 
 import { nameOf } from "./deletion.js";
 import { details, element, embedded, muted, sentenceCase } from "./dom.js";
-import { scoreBody } from "./questions.js";
+import { order } from "./numbers.js";
+import { referenceRequest, scoreBody } from "./questions.js";
 import { readPassages } from "./rank_passages.js";
 import { drawRow, figure, paintRow } from "./rank_row.js";
-import { landmarks, UNRELATED } from "./reading.js";
+import { landmarks } from "./reading.js";
 import { number, table } from "./tables.js";
 import { slice } from "./tokens.js";
 
@@ -26,13 +27,11 @@ export function rankSecondRequests(_inputs, model, runs) {
   const ranking = rankingOf(runs);
   if (!ranking) return [];
   const { query, passages, order } = ranking;
-  const second = { path: "score", isSecond: true, isOptional: true };
-  const reference = { ...second, key: "reference", name: "similarity to unrelated texts", body: scoreBody(query, [...UNRELATED, query], model) };
   const explained = grouped(ranking).map((indices) => {
     const first = order.indexOf(indices[0]) + 1;
     const name = `explanation of ranks ${first} to ${first + indices.length - 1} of ${order.length}`;
     const by = (units, some) => ({
-      ...second, key: "explained", name, indices: some,
+      key: "explained", name, path: "score", isSecond: true, isOptional: true, indices: some,
       body: { ...scoreBody(query, some.map((index) => passages[index].text), model), explain: { by: units } },
     });
     const more = ({ explanations }) => {
@@ -41,7 +40,7 @@ export function rankSecondRequests(_inputs, model, runs) {
     };
     return { ...by("sentences", indices), more };
   });
-  return [...(model.similarity === "cosine" ? [reference] : []), ...explained];
+  return [...(model.similarity === "cosine" ? [{ ...referenceRequest(query, model), isSecond: true }] : []), ...explained];
 }
 
 // Explained again by its words.
@@ -75,13 +74,10 @@ export function rankingOf(runs) {
   const reference = runs.find(({ key }) => key === "reference")?.result;
   const { scores, truncated } = result;
   return {
-    run, query: body.queries, passages, scores, truncated, explanations, order: orderOf(scores),
+    run, query: body.queries, passages, scores, truncated, explanations, order: order(scores), // equal scores by index, as /rerank has them
     name: nameOf(run), known: reference ? landmarks(reference.scores) : null,
   };
 }
-
-// Indices by score, the highest first; equal scores by index, as /rerank has them.
-export const orderOf = (scores) => scores.map((_, index) => index).sort((one, other) => scores[other] - scores[one] || one - other);
 
 // The scale of the bars: of cosines from unrelated texts to the same text, otherwise from the lowest to the highest score.
 function scaleOf({ scores, known }) {

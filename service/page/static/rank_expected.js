@@ -2,7 +2,8 @@
 
 import { card, listed, muted, sentenceCase, sentences } from "./dom.js";
 import { quoted } from "./deletion.js";
-import { nameOfPassage, orderOf } from "./rank.js";
+import { order as orderOf } from "./numbers.js";
+import { nameOfPassage } from "./rank.js";
 import { figure } from "./rank_row.js";
 import { scoreBody } from "./questions.js";
 import { isWord, largest, slice } from "./tokens.js";

@@ -1,13 +1,8 @@
 // Opening the ranking of a query and passages from elsewhere on the page.
 
 import { byId } from "./dom.js";
+import { setInput } from "./inputs.js";
 import { writePassages } from "./rank_passages.js";
-
-export function setInput(name, value) {
-  const input = document.querySelector(`[name=${name}]`);
-  input.value = value;
-  input.dispatchEvent(new Event("input", { bubbles: true }));
-}
 
 // Fill the view with a query and texts, or objects with `text` and `id`; mark the passage of index `expected`, if
 // any, as the one that should be first; and rank them.

@@ -2,9 +2,9 @@
 
 import { byId, element } from "./dom.js";
 import { connectFiles } from "./files.js";
-import { inputs } from "./inputs.js";
+import { inputs, setInput } from "./inputs.js";
 import { drawExpected, expectedRequests } from "./rank_expected.js";
-import { openRanking, setInput } from "./rank_open.js";
+import { openRanking } from "./rank_open.js";
 import { readPassages, readRequest, writePassages } from "./rank_passages.js";
 import { rankingOf } from "./rank.js";
 import { edit, openEditor, showEdits, showRankingEdits, strike, undo, undoAll, update } from "./rank_whatif.js";

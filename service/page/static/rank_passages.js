@@ -8,7 +8,7 @@ export const MAX_PASSAGES = 50;
 const FIELDS = ["text", "passage", "document", "content"];
 const BLANK_LINES = /\n[^\S\n]*\n\s*/u;
 
-const problem = (message) => new Problem(message, null, "passages");
+const problem = (message) => new Problem(message, { field: "passages" });
 
 // Return the passages of a text, each with its `text`, and its `id` or null.
 export function readPassages(text) {

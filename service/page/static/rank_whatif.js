@@ -2,10 +2,10 @@
 // order, and each row has its new score and rank beside the old ones.
 
 import { byId, element, muted, sentenceCase, sentences } from "./dom.js";
-import { setValue } from "./inputs.js";
-import { orderOf, rankingOf } from "./rank.js";
+import { setInput, setValue } from "./inputs.js";
+import { order } from "./numbers.js";
+import { rankingOf } from "./rank.js";
 import { changesOf, saidOf } from "./rank_changes.js";
-import { setInput } from "./rank_open.js";
 import { readEdits } from "./rank_passages.js";
 import { ask, Problem } from "./request.js";
 import { scoreBody } from "./questions.js";
@@ -177,7 +177,7 @@ async function measure() {
     const result = await ask("score", body, key(), controller.signal);
     const scores = [...ranking.scores];
     indices.forEach((index, at) => { scores[index] = result.scores[at]; });
-    after = { scores, order: orderOf(scores), indices, chunks: result.best_chunks, texts, concernsAll };
+    after = { scores, order: order(scores), indices, chunks: result.best_chunks, texts, concernsAll };
     showAfter();
   } catch (error) {
     if (error.name === "AbortError") return;

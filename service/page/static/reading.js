@@ -1,6 +1,7 @@
 // A similarity or a score in plain words.
 
 import { element, fixed, shown } from "./dom.js";
+import { mean } from "./numbers.js";
 
 // Texts that hardly any text is about. How similar they are to text A is a measure for the model.
 export const UNRELATED = [
@@ -33,9 +34,7 @@ export const SIMILARITIES = {
 };
 
 // The similarity of text A to unrelated texts on average, and to itself, which is the last of the scores.
-export function landmarks(scores) {
-  return { unrelated: scores.slice(0, -1).reduce((sum, score) => sum + score, 0) / UNRELATED.length, itself: scores.at(-1) };
-}
+export const landmarks = (scores) => ({ unrelated: mean(scores.slice(0, -1)), itself: scores.at(-1) });
 
 const plain = (value) => fixed(value, 2);
 
@@ -101,4 +100,3 @@ export const CHECKS = {
   Finite: "No number is NaN or infinite.",
   "Agrees with deletion": "No word that matters has another sign in integrated gradients than left out, and the order of the words is similar.",
 };
-

@@ -1,6 +1,6 @@
 // Results as files: a picture, and a report that needs no service.
 
-import { byId, element } from "./dom.js";
+import { byId, element, muted } from "./dom.js";
 import { Problem } from "./request.js";
 import { part, state } from "./state.js";
 
@@ -63,12 +63,12 @@ export function reportOf(name, values, record, link) {
   file.head.append(element("style", { textContent: styles() }));
   file.body.append(element("main", {},
     element("h1", {}, heading),
-    element("p", { className: "muted" }, `${byId("model").textContent}. `, element("a", { href: link }, "Open in the service")),
+    muted(`${byId("model").textContent}. `, element("a", { href: link }, "Open in the service")),
     element("dl", { className: "facts" }, ...texts.filter(([, value]) => value).map(([label, value]) =>
       element("div", {}, element("dt", {}, label), element("dd", {}, value)))),
     part(name, "lamps").cloneNode(true),
     ...contents(name),
-    element("p", { className: "muted" }, `Model ${state.model.info.identity}; requests and responses are in this file, in the element “data”.`)), data);
+    muted(`Model ${state.model.info.identity}; requests and responses are in this file, in the element “data”.`)), data);
   return `<!doctype html>\n${file.documentElement.outerHTML}`;
 }
 

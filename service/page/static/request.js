@@ -3,9 +3,9 @@
 // An error of a request, with the JSON pointer to the field that caused it, or the name of the input. `concernsAll`: the
 // next request would have it too. `needsKey`: another key may be accepted.
 export class Problem extends Error {
-  constructor(message, pointer = null, field = null, concernsAll = false, needsKey = false) {
+  constructor(message, details = {}) {
     super(message);
-    Object.assign(this, { pointer, field, concernsAll, needsKey });
+    Object.assign(this, { pointer: null, field: null, concernsAll: false, needsKey: false, ...details });
   }
 }
 
@@ -29,7 +29,7 @@ export async function ask(path, body, key, signal) {
     response = await fetch(path, { method: body ? "POST" : "GET", headers, signal, body: body && JSON.stringify(named(body)) });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem("The service could not be reached: it is down, or the connection was interrupted", null, null, true);
+    throw new Problem("The service could not be reached: it is down, or the connection was interrupted", { concernsAll: true });
   }
   if (response.ok && !response.headers.get("Content-Type")?.includes("json")) return response.arrayBuffer();
   const result = await response.json().catch((error) => {
@@ -41,15 +41,19 @@ export async function ask(path, body, key, signal) {
     const detail = response.status === 401 && !key ? "The service needs an API key: enter it above" : result.detail;
     const message = (detail || `The service returned status ${response.status}`).replace(/\.$/, "");
     const needsKey = [401, 403].includes(response.status);
-    throw new Problem(message, result.pointer, null, needsKey, needsKey);
+    throw new Problem(message, { pointer: result.pointer, concernsAll: needsKey, needsKey });
   }
   return withNonfinite(result);
 }
 
 // The served models; none if they cannot be read, as with a key without their scope.
 export async function servedModels(key) {
-  const response = await fetch("models", { headers: key ? { Authorization: `Bearer ${key}` } : {} }).catch(() => null);
-  return response?.ok ? (await response.json()).models : [];
+  try {
+    return (await ask("models", null, key)).models;
+  } catch (error) {
+    if (!(error instanceof Problem)) throw error;
+    return [];
+  }
 }
 
 // Restore NaN and infinities. They are null in JSON; `nonfinite` lists the JSON pointers and kinds of the first. In lists

@@ -3,6 +3,7 @@
 import { dropCheck } from "./cost.js";
 import { byId, element, problemsOf } from "./dom.js";
 import { inputs } from "./inputs.js";
+import { sum } from "./numbers.js";
 import { showProblem } from "./problems.js";
 import { ask, Problem } from "./request.js";
 import { checkStale, requestsOf, resultsOf, secondOf } from "./results.js";
@@ -128,8 +129,7 @@ function clock(name, section, requests, finished) {
     // A first run has no durations: each request counts the same.
     const weights = expected.every(Number.isFinite) ? expected : expected.map(() => 1);
     const inside = Math.min(0.95, (performance.now() - running.started) / (durations[running.name] ?? 4000));
-    const all = weights.reduce((sum, weight) => sum + weight, 0);
-    bar.value = (weights.slice(0, done).reduce((sum, weight) => sum + weight, 0) + inside * weights[done]) / all;
+    bar.value = (sum(weights.slice(0, done)) + inside * weights[done]) / sum(weights);
     text.textContent = `${seconds()}: ${running.name} (${done + 1} of ${requests.length}), about ${Math.round(100 * bar.value)} %`;
   }, 100);
   return () => {

@@ -4,6 +4,7 @@ import { alignmentTables, completeness, totals } from "./attribution.js";
 import { card, details, element, facts, listed, muted, signed } from "./dom.js";
 import { explainedTexts, inSentence, matterOf, nameOf, quoted } from "./deletion.js";
 import { agrees, faithfulness } from "./faithfulness.js";
+import { sum } from "./numbers.js";
 import { equation, pairCards } from "./pairs.js";
 import { secondText, TARGETS } from "./questions.js";
 import { number, table } from "./tables.js";
@@ -65,7 +66,7 @@ function comparison(run, texts) {
     name: explained.name,
     units: explained.units.map((unit) => {
       const own = tokens.map((token, at) => [token, scores[at]]).filter(([token]) => token.text === index && token.end > unit.start && token.end <= unit.end);
-      const gradient = own.length ? own.reduce((sum, [, score]) => sum + score, 0) : null;
+      const gradient = own.length ? sum(own.map(([, score]) => score)) : null;
       const matters = unit.score !== null && Math.abs(unit.score) >= matter;
       return { ...unit, gradient, matters, isOpposite: matters && gradient !== null && unit.score * gradient < 0 };
     }),

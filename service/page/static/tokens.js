@@ -2,6 +2,7 @@
 
 import { diverging } from "./colours.js";
 import { count, element, embedded, exact, notation, raw } from "./dom.js";
+import { sum } from "./numbers.js";
 import { rove } from "./roving.js";
 
 // Offsets from the service count code points, but string indices count UTF-16 code units, at most two of them for each.
@@ -58,7 +59,7 @@ export function unitsOf(tokens, words, texts, kind) {
   return [...single.filter(({ text }) => text === null), ...whole].sort((a, b) => a.first - b.first);
 }
 
-export const total = (unit, scores) => unit.tokens.reduce((sum, index) => sum + scores[index], 0);
+export const total = (unit, scores) => sum(unit.tokens.map((index) => scores[index]));
 
 // Units by text: one list for each input of the model with the text. A special token belongs to the
 // text before it or, at the start of an input, after it.

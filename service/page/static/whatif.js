@@ -3,6 +3,7 @@
 import { explainedTexts, isCut, nameOf } from "./deletion.js";
 import { byId, embedded, listed, muted, shown, signed } from "./dom.js";
 import { measure } from "./measure.js";
+import { sum } from "./numbers.js";
 import { Problem } from "./request.js";
 import { number, table } from "./tables.js";
 import { key } from "./state.js";
@@ -111,10 +112,10 @@ function row({ name, before, after }) {
 function predicted(sides) {
   const gone = sides.flatMap((side) => side.units.filter((_, index) => struckWords(side.side).has(index)));
   if (!gone.length || sides.some(isCut) || gone.some(({ leftOut }) => leftOut === null)) return [];
-  const sum = gone.reduce((total, { leftOut }) => total + leftOut, 0);
+  const all = sum(gone.map(({ leftOut }) => leftOut));
   return [muted(gone.length === 1
-    ? `“${embedded(gone[0].content)}” was left out before: the explanation says ${signed(-sum)}.`
-    : `The numbers of the ${gone.length} words that are struck out add up to a change of ${signed(-sum)}. The sum is not exact, because words act together.`)];
+    ? `“${embedded(gone[0].content)}” was left out before: the explanation says ${signed(-all)}.`
+    : `The numbers of the ${gone.length} words that are struck out add up to a change of ${signed(-all)}. The sum is not exact, because words act together.`)];
 }
 
 export function connectWhatIf(onChange) {

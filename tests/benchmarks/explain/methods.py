@@ -132,9 +132,7 @@ def _gradients(
     with_query: bool = False,
 ) -> Explained:
     inputs = served.gradient_inputs(case, baseline, with_query=with_query)
-    result = attribute(
-        *(served.reference, inputs.sides, inputs.target), method=method, entries=inputs.entries
-    )
+    result = attribute(served.reference, inputs.sides, inputs.target, method=method)
     return _ordered(result.scores[inputs.first : inputs.first + len(case.text)])
 
 

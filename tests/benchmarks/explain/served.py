@@ -1,7 +1,7 @@
 """A trained model, exported and served, with its reference model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +36,11 @@ class GradientInputs:
         sides: Rows whose tokens get scores, with baselines.
         target: Scalar to attribute.
         first: Index of the token of the first word, among the tokens of all rows.
-        entries: Vocabulary entries of the sparse vectors that `target` receives.
     """
 
     sides: Sequence[Side]
     target: TargetFunction
     first: int
-    entries: Sequence[int] | None = None
 
 
 class TrainedModel:
@@ -144,7 +142,8 @@ class TrainedModel:
                 weights = model.vector(query.row)
                 entries = weights.nonzero()[:, 0].tolist()
                 target = attribution.dot(weights[entries], model.normalize)
-                return GradientInputs([document], target, 1, entries)
+                side = replace(document, row=replace(document.row, entries=entries))
+                return GradientInputs([side], target, 1)
             case "ColBERT":
                 first = len(query.row.ids) + 1
                 return GradientInputs([query, document], maxsim(model.normalize), first)

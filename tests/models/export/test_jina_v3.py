@@ -60,7 +60,7 @@ def packed_tokens(encoder: Encoder) -> Tensor:
     batch = pack(ROWS, adapters=ADAPTERS).inputs((*INPUT_NAMES, "adapters"))
     arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
     del arrays["pooling_mask"]
-    return encoder.forward_packed(**arrays)
+    return encoder.forward_packed(*arrays.values())
 
 
 @pytest.mark.parametrize("model_type", ["xlm-roberta", None])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from models.gradients.inputs import InputRow, Objective
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Flow, FlowStep
+from models.gradients.results.flow import Flow, FlowStep
 from models.network.heads import DenseHead
 from models.network.layer import EncoderLayer
 from models.network.sentence_encoder import SentenceEncoder

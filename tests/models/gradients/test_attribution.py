@@ -193,10 +193,10 @@ def test_method_cost_bounds_the_evaluations_used(
     evaluations = 0
     continue_from = model.continue_from
 
-    def counted(layer_name: str, tokens: Tensor, row: InputRow, entries: None) -> Tensor:
+    def counted(layer_name: str, tokens: Tensor, row: InputRow) -> Tensor:
         nonlocal evaluations
         evaluations += len(tokens)
-        return continue_from(layer_name, tokens, row, entries)
+        return continue_from(layer_name, tokens, row)
 
     monkeypatch.setattr(model, "continue_from", counted)
     settings = MethodOptions(tolerance=0.0, max_evaluations=50, samples=7)

@@ -1,6 +1,7 @@
 """Attribution of logits and sparse weights, against captum and autograd on transformers' models."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -266,7 +267,7 @@ def test_attribution_of_a_sparse_weight_equals_autograd_on_the_model_of_transfor
         expected["grad_x_input"] = expected["grad_x_input"].sum(-1)
         methods: tuple[Method, ...] = ("saliency", "grad_x_input")
         for method in methods:
-            result = attribute_row(model, TEXT, FIRST, method=method, entries=[entry])
+            result = attribute_row(model, replace(TEXT, entries=[entry]), FIRST, method=method)
             scores = expected[method].detach().numpy()
             np.testing.assert_allclose(result.scores, scores, rtol=1e-8, atol=1e-12)
             assert result.value == pytest.approx(weights[entry].item(), rel=1e-9)
@@ -279,7 +280,7 @@ def test_entries_of_sparse_vectors_are_those_of_the_whole_vectors(
     model, _, _ = sparse(tmp_path, pooling)
     for layer_name in LAYERS:
         tokens = model.tokens(layer_name, TEXT)[None]
-        some = model.continue_from(layer_name, tokens, TEXT, entries=[40, 7])
+        some = model.continue_from(layer_name, tokens, replace(TEXT, entries=[40, 7]))
         whole = model.continue_from(layer_name, tokens, TEXT)
         torch.testing.assert_close(whole[0], model.vector(TEXT))
         torch.testing.assert_close(some, whole[:, [40, 7]])
@@ -293,11 +294,11 @@ def test_integrated_gradients_of_logits_and_weights_are_complete(
     ranker, _ = classifier(tmp_path / "ranker", 1)
     splade, _, _ = sparse(tmp_path / "splade", "sum")
     entry = int(splade.vector(TEXT).argmax())
-    cases: list[tuple[ReferenceModel, InputRow, TargetFunction, list[int] | None]] = [
-        (ranker, PAIR, attribution.label(0), None),
-        (splade, TEXT, FIRST, [entry]),
+    cases: list[tuple[ReferenceModel, InputRow, TargetFunction]] = [
+        (ranker, PAIR, attribution.label(0)),
+        (splade, replace(TEXT, entries=[entry]), FIRST),
     ]
-    for model, row, target, entries in cases:
+    for model, row, target in cases:
         result = attribute_row(
             model,
             row,
@@ -305,7 +306,6 @@ def test_integrated_gradients_of_logits_and_weights_are_complete(
             layer_name=layer_name,
             baseline=baseline,
             options=MethodOptions(tolerance=1e-5, max_evaluations=4000),
-            entries=entries,
         )
         assert result.completeness is not None
         assert result.completeness.converged

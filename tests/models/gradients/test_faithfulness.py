@@ -19,7 +19,7 @@ from models.gradients.faithfulness import faithfulness, opposite_signs, rank_cor
 from models.gradients.inputs import InputRow, Units, without
 from models.gradients.maxsim import maxsim
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import FaithfulnessPoint, UnitRemoval
+from models.gradients.results.attribution import FaithfulnessPoint, UnitRemoval
 from tests.models.checkpoints import CONFIGS, save_checkpoint, save_tokenizer
 from tests.models.gradients.toys import toy_model
 

@@ -22,7 +22,7 @@ from models.gradients.layer_norm_operands import (
     rounded_to,
 )
 from models.gradients.layer_norm_trace import trace
-from models.gradients.results import ImplementationVerdict
+from models.gradients.results.layer_norm import ImplementationVerdict
 from tests.models.gradients.layer_norm_faults import (
     WRONG_BACKWARD,
     WRONG_FORWARD,

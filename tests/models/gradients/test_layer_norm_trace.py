@@ -12,7 +12,7 @@ from models.gradients.inputs import Distribution, InputRow
 from models.gradients.layer_norm_operands import DISTRIBUTIONS, Operands
 from models.gradients.layer_norm_trace import norm_names, norm_operands, trace
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import NormStep
+from models.gradients.results.layer_norm import NormStep
 from models.network.layer import EncoderLayer
 from tests.models.gradients.toys import LLAMA, D, N, by_torch, random_case, toy_model
 

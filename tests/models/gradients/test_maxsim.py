@@ -16,7 +16,7 @@ from models.gradients.attribution import METHODS, attribute
 from models.gradients.inputs import InputRow, Method, MethodOptions, Side
 from models.gradients.maxsim import alignment, maxsim
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Attribution
+from models.gradients.results.attribution import Attribution
 from tests.models.checkpoints import (
     edit_json,
     save_checkpoint,

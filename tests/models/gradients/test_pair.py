@@ -8,7 +8,7 @@ from models.gradients import attribution
 from models.gradients.inputs import InputRow, MethodOptions, Side
 from models.gradients.pair import explain_pair
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import PairAttribution, ReferenceTerms
+from models.gradients.results.attribution import PairAttribution, ReferenceTerms
 from models.network.heads import NormalizeHead, TruncateHead
 from tests.models.gradients.toys import A, B, attribute_row, toy_model
 

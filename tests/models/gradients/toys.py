@@ -12,7 +12,7 @@ from models.gradients.attribution import TargetFunction, attribute
 from models.gradients.inputs import InputRow, Side
 from models.gradients.layer_norm_operands import EPS, Operands
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import Attribution
+from models.gradients.results.attribution import Attribution
 from models.network.adapters import AdapterConfig
 from models.network.config import AttentionConfig, EncoderConfig
 from models.network.disentangled import DistanceConfig

@@ -23,7 +23,7 @@ from models.gradients.parity import (
     parity,
 )
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import FileHash, ParityCheck
+from models.gradients.results.parity import FileHash, ParityCheck
 from models.packing import pack
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
 

@@ -22,7 +22,7 @@ from models.gradients.parity import (
     first_divergence,
 )
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results import VectorDifference
+from models.gradients.results.parity import VectorDifference
 from tests.conftest import FamilyArtifact
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
 from tests.models.gradients.parity.conftest import (
