@@ -1,7 +1,4 @@
-"""Strict loading of a checkpoint's weights into the network's modules.
-
-A tensor that is missing, unexpected or of the wrong shape raises an error with its name.
-"""
+"""The model of a checkpoint: its configs, and the network with its weights."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.add_layer_norm import LayerNorm
 from models.export import classifier, gliner, hybrid, logit_score, lora, masked_lm, multi_vector
@@ -47,6 +44,7 @@ from models.export.pair_template import check_without_template
 from models.export.sentence_config import Overrides, SentenceConfig, read_sentence_config
 from models.export.sources import SourceError, resolve
 from models.export.tasks import read_length
+from models.export.weights import fill
 from models.manifest import Output
 from models.network.config import EncoderConfig
 from models.network.encoder import Encoder
@@ -129,11 +127,9 @@ def _build(
         encoder = Encoder(config)
         layout = _layout(family, encoder, tensors)
         if sentence_config.sparse:
-            sparse = masked_lm.take_head(
-                family, config, sentence_config.sparse, layout, tensors, _fill
-            )
+            sparse = masked_lm.take_head(family, config, sentence_config.sparse, layout, tensors)
         if sentence_config.spans:
-            spans = gliner.make_head(sentence_config.spans, config.d_model, head_tensors, _fill)
+            spans = gliner.make_head(sentence_config.spans, config.d_model, head_tensors)
         model = SentenceEncoder(
             encoder,
             sentence_config.pooling,
@@ -151,7 +147,7 @@ def _build(
     for name, value in family.fixed.items():
         _check_fixed(name, tensors.get(name), value(config))
     hyperparameters = folder.json(join(network, "config.json"), dict, {})
-    unused = _fill(
+    unused = fill(
         encoder,
         tensors,
         source=_origin(hyperparameters),
@@ -221,19 +217,16 @@ def _heads(
     The tensors of modules that are part of the checkpoint are removed from `tensors`.
     """
     if sentence_config.answers:
-        return [logit_score.take_head(family, sentence_config.answers, tensors, _fill)]
+        return [logit_score.take_head(family, sentence_config.answers, tensors)]
     if sentence_config.outputs[0] == "logits" and not sentence_config.heads and family.classifier:
         labels = len(sentence_config.labels)
-        return classifier.take_heads(family.classifier, config, labels, tensors, _fill)
+        return classifier.take_heads(family.classifier, config, labels, tensors)
     heads = _filled_heads(folder, sentence_config.heads)
     if sentence_config.projection is None:
         return heads
     # It has no bias, so that it can follow pooling: there is one vector per row instead of many.
     own = Classifier(out=family.projection, out_bias=False)
-    return [
-        *classifier.take_heads(own, config, sentence_config.projection, tensors, _fill),
-        *heads,
-    ]
+    return [*classifier.take_heads(own, config, sentence_config.projection, tensors), *heads]
 
 
 def _token_heads(
@@ -247,24 +240,19 @@ def _token_heads(
     labels, multi = len(sentence_config.labels), sentence_config.multi
     if sentence_config.outputs[0] == "tags" and family.token_classifier:
         own = family.token_classifier
-        return {"tags": classifier.take_heads(own, config, labels, tensors, _fill)}
+        return {"tags": classifier.take_heads(own, config, labels, tensors)}
     if multi and multi.layers is None:
-        return {"multi": [multi_vector.take_projection(tensors, _fill)]}
+        return {"multi": [multi_vector.take_projection(tensors)]}
     if multi:
         return {"multi": _filled_heads(folder, multi.layers or ())}
-    return hybrid.take_heads(
-        folder,
-        sentence_config.outputs,
-        tensors,
-        lambda module, own, source: _fill(module, own, source=source),
-    )
+    return hybrid.take_heads(folder, sentence_config.outputs, tensors)
 
 
 def _filled_heads(folder: ModelFolder, configs: Sequence[HeadConfig]) -> list[Head]:
     heads = list(map(_head, configs))
     for config, head in zip(configs, heads, strict=True):
         if isinstance(config, DenseConfig | LayerNormConfig):
-            _fill(head, folder.tensors(config.folder), source=config.folder)
+            fill(head, folder.tensors(config.folder), source=config.folder)
     return heads
 
 
@@ -443,64 +431,6 @@ def _network_classes(config: dict[str, Any]) -> list[str]:
         for name, path in classes.items()
         if name == "AutoConfig" or name.startswith("AutoModel")
     ]
-
-
-def _fill(
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    names: Callable[[str], Names] = lambda key: (key,),
-    *,
-    source: str = "the checkpoint",
-    value: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
-    widths: Sequence[int] = (),
-    ignored: Sequence[str] = (),
-) -> list[str]:
-    """Load checkpoint tensors into a module; return the names of the unused tensors.
-
-    Args:
-        module: Module to load the tensors into.
-        tensors: Tensors of the checkpoint, by name.
-        names: Returns the checkpoint tensors, or parts of them, for a key of the module's state
-            dict. They are concatenated along the first axis.
-        source: Origin of the tensors, for error messages.
-        value: Returns the value of a key from the key and its concatenated tensors.
-        widths: Widths of queries, keys and values, if each of them has its own checkpoint tensor.
-        ignored: Regular expressions for the names of tensors that may remain unused.
-
-    Raises:
-        CheckpointError: A tensor is missing or unexpected, has the wrong shape or dtype, or values
-            that are not finite.
-    """
-    used: set[str] = set()
-    for key, parameter in module.state_dict().items():
-        parts = [n if isinstance(n, TensorPart) else TensorPart(n, 0, 1) for n in names(key)]
-        is_split = "in_proj" in key and len(parts) > 1
-        sizes = widths if is_split else [parameter.shape[0] // len(parts)] * len(parts)
-        values: list[Tensor] = []
-        for part, size in zip(parts, sizes, strict=True):
-            name, shape = part.name, (size * part.count, *parameter.shape[1:])
-            if name not in tensors:
-                raise CheckpointError(f"{source} lacks the tensor {name} of shape {shape}")
-            tensor = tensors[name]
-            if tensor.shape != shape or not tensor.is_floating_point():
-                raise CheckpointError(
-                    f"{source}: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; "
-                    f"the config requires shape {shape} and a floating-point dtype"
-                )
-            own = tensor.chunk(part.count)[part.index].float()
-            if not own.is_meta and not torch.stack(torch.aminmax(own)).isfinite().all():
-                raise CheckpointError(f"{source}: {name} has a NaN or an infinity")
-            values.append(own)
-            used.add(name)
-        with torch.no_grad():
-            parameter.copy_(value(key, torch.cat(values)))
-    unused = sorted(tensors.keys() - used)
-    extra = [n for n in unused if not any(re.fullmatch(pattern, n) for pattern in ignored)]
-    if extra:
-        raise CheckpointError(
-            f"{source} has unexpected tensors ({len(extra)}): {', '.join(extra[:5])}"
-        )
-    return unused
 
 
 def _family_names(layout: Tensors, key: str) -> Names:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.export.families import Classifier, Family, Names
 from models.export.model_folder import (
@@ -13,6 +13,7 @@ from models.export.model_folder import (
     first_class,
 )
 from models.export.modules import DenseConfig, HeadConfig
+from models.export.weights import fill
 from models.network.config import EncoderConfig
 from models.network.heads import DenseHead, Head, NormHead
 
@@ -151,7 +152,6 @@ def take_heads(
     config: EncoderConfig,
     labels: int,
     tensors: dict[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
 ) -> list[Head]:
     """Return the modules from vectors to logits, and remove their tensors from `tensors`.
 
@@ -160,8 +160,6 @@ def take_heads(
         config: Hyperparameters of the encoder.
         labels: Number of labels.
         tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module. Its arguments are the module, its tensors by name, and a
-            function that returns the tensor names of a key of the module's state dict.
     """
     width = config.d_model
     heads: list[Head] = []

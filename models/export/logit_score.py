@@ -4,12 +4,12 @@ The logits are those of the next token after a row, such as "yes" and "no". As i
 `LogitScore` of sentence-transformers, whose default they are, there can be a single token.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.export.families import Family
 from models.export.model_folder import (
@@ -21,6 +21,7 @@ from models.export.model_folder import (
     join,
 )
 from models.export.tokenizer_settings import MAX_TOKENIZER_BYTES, TOKENIZER
+from models.export.weights import fill
 from models.json_reader import parse_json
 from models.network.heads import DenseHead
 
@@ -137,7 +138,6 @@ def take_head(
     family: Family,
     answers: Answers,
     tensors: dict[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor]], object],
 ) -> DenseHead:
     """Return the layer from the last token's vector to the score, and remove the logits' matrix.
 
@@ -145,7 +145,6 @@ def take_head(
         family: Family of the network.
         answers: Tokens of the score.
         tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module.
 
     Raises:
         CheckpointError: The matrix is missing, has another shape than the word embeddings, is not

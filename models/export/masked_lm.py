@@ -1,14 +1,15 @@
 """Heads of masked language models, which compute sparse vectors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.export.families import Family, Names
+from models.export.families import Family
 from models.export.families.family import Tensors
 from models.export.model_folder import CheckpointError, check_required, first_class
+from models.export.weights import fill
 from models.network.config import EncoderConfig
 from models.network.sparse import SparseHead
 
@@ -51,7 +52,6 @@ def take_head(
     sparse: SparseConfig,
     layout: Tensors,
     tensors: dict[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
 ) -> SparseHead:
     """Return the head that computes sparse vectors, and remove its tensors from `tensors`.
 
@@ -64,8 +64,6 @@ def take_head(
         sparse: Pooling of the logits.
         layout: Names of the encoder's tensors.
         tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module; also takes the function that returns the tensors' names
-            for each key of the module's state dict.
     """
     own = family.masked_lm
     assert own is not None  # noqa: S101 - otherwise `check_supported` raises an error

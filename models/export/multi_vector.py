@@ -6,13 +6,12 @@ tokens without a vector. Their sources are the files of sentence-transformers 6,
 """
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.export.families import Names
 from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
@@ -29,6 +28,7 @@ from models.export.modules import (
     read_projection,
 )
 from models.export.tokenizer_settings import TokenizerSettings
+from models.export.weights import fill
 from models.network.heads import DenseHead
 
 # Settings of the Transformer module for multi-vectors.
@@ -344,16 +344,8 @@ def _read_pooling(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> To
     )
 
 
-def take_projection(
-    tensors: dict[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
-) -> DenseHead:
+def take_projection(tensors: dict[str, Tensor]) -> DenseHead:
     """Return the projection in a checkpoint of Stanford's ColBERT, and remove it from `tensors`.
-
-    Args:
-        tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module. Its arguments are the module, its tensors by name, and a
-            function that returns the tensor names of a key of the module's state dict.
 
     Raises:
         CheckpointError: The tensor is missing.
