@@ -23,6 +23,7 @@ from models.export.families import (
     TensorPart,
     Tensors,
 )
+from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     BASE,
     WEIGHTS,
@@ -38,7 +39,7 @@ from models.export.modules import (
     LayerNormConfig,
     NormalizeConfig,
     TruncateConfig,
-    transformer_folder,
+    read_modules,
 )
 from models.export.pair_template import check_without_template
 from models.export.sentence_config import Overrides, SentenceConfig, read_sentence_config
@@ -277,9 +278,9 @@ def read_configs(
     Raises:
         CheckpointError: A file or setting is missing, invalid or unsupported.
     """
-    transformer = transformer_folder(folder)
-    network = _network_folder(folder, transformer)
-    name = join(network, "config.json")
+    modules = read_modules(folder)
+    transformer = modules[0][1] if modules else ""
+    name = join(_network_folder(folder, transformer), "config.json")
     if gliner.is_gliner(folder):
         name, values = gliner.CONFIG, gliner.read_encoder_config(folder)
         family, model_type, config = _read_config(values, name)
@@ -288,9 +289,15 @@ def read_configs(
         values = folder.json(name, dict)
         length = read_length(folder, transformer)
         family, model_type, config = _read_config(values, name, length)
-    of_family = model_type, family
-    sentence_config = read_sentence_config(folder, name, values, of_family, config, overrides)
-    return family, config, sentence_config
+    files = ModelFiles(
+        folder=folder,
+        modules=modules,
+        config_name=name,
+        config=values,
+        model_type=model_type,
+        family=family,
+    )
+    return family, config, read_sentence_config(files, config, overrides)
 
 
 def _network_folder(folder: ModelFolder, transformer: str) -> str:

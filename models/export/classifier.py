@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from models.export.families import Classifier, Family, Names
+from models.export.families import Classifier, Names
+from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     CheckpointError,
     check_required,
@@ -30,13 +31,14 @@ def classifies(config: Mapping[str, Any]) -> bool:
     return first_class(config).endswith(_CLASS)
 
 
-def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def read_labels(files: ModelFiles) -> tuple[str, ...]:
     """Return the labels in config.json, in the order of the logits.
 
     Raises:
         CheckpointError: The keys of `id2label` are not consecutive integers from 0, there are no
             labels or too many, their number is not `num_labels`, or a label is no text.
     """
+    name, config = files.config_name, files.config
     labels = config.get("id2label")
     number = config.get("num_labels")
     if not labels:
@@ -113,14 +115,14 @@ def read_activation(
     return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
 
 
-def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> str:
+def read_pooling(files: ModelFiles) -> str:
     """Return the pooling of the family's classifier: a name in `POOLINGS`, or `LATE`.
 
     Raises:
         CheckpointError: The family's classifiers are not supported, or a field of config.json has
             an unsupported value.
     """
-    classifier = family.classifier
+    name, config, classifier = files.config_name, files.config, files.family.classifier
     if classifier is None:
         raise CheckpointError(f"{name}: {config['architectures'][0]} is not supported")
     check_required(config, classifier.required, name)
@@ -133,17 +135,17 @@ def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> str:
     return classifier.poolings[pooling]
 
 
-def read_skipped_id(config: Mapping[str, Any], family: Family, name: str) -> int | None:
+def read_skipped_id(files: ModelFiles) -> int | None:
     """Return the token id that the pooling of the family's classifier skips; None: it skips none.
 
     Raises:
         CheckpointError: `pad_token_id` in config.json is not an integer.
     """
-    value = config.get("pad_token_id")
-    if family.classifier is None or not family.classifier.skips_padding_ids or value is None:
+    value, classifier = files.config.get("pad_token_id"), files.family.classifier
+    if classifier is None or not classifier.skips_padding_ids or value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
-        raise CheckpointError(f"{name}: pad_token_id has the invalid value {value!r}")
+        raise CheckpointError(f"{files.config_name}: pad_token_id has the invalid value {value!r}")
     return value
 
 

@@ -5,12 +5,11 @@ gte-multilingual-base has weights alone, as a token classifier with one label in
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from models.export.families import Family
+from models.export.model_files import ModelFiles
 from models.export.model_folder import CheckpointError, ModelFolder, classes_of
 from models.export.weights import fill
 from models.manifest import Output
@@ -28,16 +27,10 @@ CHECKPOINT_WEIGHT = f"{_PREFIX}weight"
 FIRST_VECTOR = 1
 
 
-def has_weights(folder: ModelFolder, config: Mapping[str, Any], family: Family) -> bool:
-    """Return whether an embedding model has a head for the weights of tokens.
-
-    Args:
-        folder: Model folder.
-        config: Content of the network's config.json.
-        family: Family of the network.
-    """
-    is_named = any(name in family.ignored_heads for name in classes_of(config))
-    return is_named or folder.has(_FILES["weights"][0])
+def has_weights(files: ModelFiles) -> bool:
+    """Return whether an embedding model has a head for the weights of tokens."""
+    is_named = any(name in files.family.ignored_heads for name in classes_of(files.config))
+    return is_named or files.folder.has(_FILES["weights"][0])
 
 
 def read_outputs(folder: ModelFolder, *, sparse: bool) -> tuple[Output, ...]:

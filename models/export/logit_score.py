@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from models.export.families import Family
+from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
@@ -70,36 +71,28 @@ def check_purpose(config: Mapping[str, Any], names: Iterable[str]) -> None:
         )
 
 
-def read_answers(
-    folder: ModelFolder,
-    modules: list[tuple[str, str]],
-    config: Mapping[str, Any],
-    family: Family,
-    answers: tuple[str, str],
-) -> Answers:
+def read_answers(files: ModelFiles, answers: tuple[str, str]) -> Answers:
     """Return the tokens of a reranker: those of its module, or else those of its template.
 
     Args:
-        folder: Model folder.
-        modules: Class name and path of each module of sentence-transformers; may be empty.
-        config: Content of the network's config.json.
-        family: Family of the network.
+        files: Files of the model.
         answers: Tokens of the template.
 
     Raises:
         CheckpointError: The family's causal language models are not supported, a setting of the
             module is invalid, or the tokenizer does not have a token.
     """
-    if not family.causal_head or not is_causal(config):
+    config, modules = files.config, files.modules
+    if not files.family.causal_head or not is_causal(config):
         raise CheckpointError(
             f"a score of the logits of tokens needs a causal language model of a supported family; "
             f"config.json names {config.get('architectures')!r}"
         )
-    vocabulary = _vocabulary(folder, modules[0][1] if modules else "")
+    vocabulary = _vocabulary(files.folder, files.transformer)
     spellings = {token: spelling for spelling, token in vocabulary.items()}
     if modules:
         name = join(modules[1][1], "config.json")
-        fields = folder.json(name, dict)
+        fields = files.folder.json(name, dict)
         check_defaults(fields, {"module_input_name": "causal_logits"}, name)
         check_known(fields, _FIELDS, name)
         ids = [fields.get("true_token_id"), fields.get("false_token_id")]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from models.export.families import Family
 from models.export.families.family import Tensors
+from models.export.model_files import ModelFiles
 from models.export.model_folder import CheckpointError, check_required, first_class
 from models.export.weights import fill
 from models.network.config import EncoderConfig
@@ -37,13 +38,14 @@ def masked_lm_class(config: Mapping[str, Any]) -> str | None:
     return first if first.endswith(_CLASS) else None
 
 
-def check_supported(config: Mapping[str, Any], family: Family, name: str) -> None:
+def check_supported(files: ModelFiles) -> None:
     """Raise CheckpointError if the head of the family's masked language models is not supported."""
-    if family.masked_lm is None:
+    name, config, head = files.config_name, files.config, files.family.masked_lm
+    if head is None:
         raise CheckpointError(
             f"{name}: sparse vectors of model_type {config.get('model_type')!r} are not supported"
         )
-    check_required(config, family.masked_lm.required, name)
+    check_required(config, head.required, name)
 
 
 def take_head(
