@@ -19,7 +19,6 @@ from models.export.families import (
     MAX_SIZE,
     Classifier,
     Family,
-    Names,
     TensorPart,
     Tensors,
 )
@@ -440,16 +439,13 @@ def _network_classes(config: dict[str, Any]) -> list[str]:
     ]
 
 
-def _family_names(layout: Tensors, key: str) -> Names:
+def _family_names(layout: Tensors, key: str) -> tuple[TensorPart, ...]:
     """Return the checkpoint tensors for a key of the encoder's state dict.
 
     For example, `layers.3.linear1.bias` is `encoder.layer.3.intermediate.dense.bias` in BERT.
     """
     layer = key.split(".")[1]
-    return tuple(
-        replace(n, name=n.name.format(i=layer)) if isinstance(n, TensorPart) else n.format(i=layer)
-        for n in layout[_template(key)]
-    )
+    return tuple(replace(n, name=n.name.format(i=layer)) for n in layout[_template(key)])
 
 
 def _template(key: str) -> str:
@@ -473,8 +469,7 @@ def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> 
     keys = encoder.state_dict().keys()
 
     def count_tensors(layout: Tensors) -> int:
-        names = (n for key in keys for n in _family_names(layout, key))
-        return sum((n.name if isinstance(n, TensorPart) else n) in tensors for n in names)
+        return sum(n.name in tensors for key in keys for n in _family_names(layout, key))
 
     complete = (
         layout for layout in family.layouts if {_template(key) for key in keys} <= layout.keys()

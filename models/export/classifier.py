@@ -1,11 +1,11 @@
 """Sequence classification models: labels, activation and head, as in transformers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from models.export.families import Classifier, Names
+from models.export.families import Classifier, TensorPart
 from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     CheckpointError,
@@ -167,20 +167,18 @@ def take_heads(
     heads: list[Head] = []
     if classifier.dense:
         dense = DenseHead(width, width, classifier.dense_bias, classifier.activation)
-        fill(dense.linear, *_take(tensors, classifier.dense))
+        _take(tensors, classifier.dense, dense.linear)
         heads.append(dense)
     if classifier.norm:
         norm = NormHead(config.norms.norm(width), width)
-        fill(norm.norm, *_take(tensors, classifier.norm))
+        _take(tensors, classifier.norm, norm.norm)
         heads.append(norm)
     out = DenseHead(width, labels, classifier.out_bias, activation="Identity")
-    fill(out.linear, *_take(tensors, classifier.out))
+    _take(tensors, classifier.out, out.linear)
     return [*heads, out]
 
 
-def _take(
-    tensors: dict[str, Tensor], module: str
-) -> tuple[dict[str, Tensor], Callable[[str], Names]]:
-    """Remove a module's tensors; return them and a function from state dict key to tensor name."""
-    names = [name for name in tensors if name.startswith(f"{module}.")]
-    return {name: tensors.pop(name) for name in names}, lambda key: (f"{module}.{key}",)
+def _take(tensors: dict[str, Tensor], name: str, module: nn.Module) -> None:
+    """Load the tensors of a checkpoint's module, and remove them from `tensors`."""
+    own = {key: tensors.pop(key) for key in [*tensors] if key.startswith(f"{name}.")}
+    fill(module, own, lambda key: (TensorPart(f"{name}.{key}"),))

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from models.export.families import TensorPart
 from models.export.model_folder import CheckpointError, ModelFolder, check_required
 from models.export.sources import GLINER_CONFIG, GLINER_FOLDER
 from models.export.weights import fill
@@ -181,7 +182,7 @@ def make_head(config: SpanConfig, token_width: int, tensors: Mapping[str, Tensor
         tensors: Tensors of the checkpoint besides those of the encoder.
     """
     head = SpanHead(token_width, config.width, config.rules.max_width, config.lstm_layers)
-    fill(head, tensors, lambda key: (_tensor_name(key),))
+    fill(head, tensors, lambda key: (TensorPart(_tensor_name(key)),))
     return head
 
 

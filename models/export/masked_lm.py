@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from models.export.families import Family
+from models.export.families import Family, TensorPart
 from models.export.families.family import Tensors
 from models.export.model_files import ModelFiles
 from models.export.model_folder import CheckpointError, check_required, first_class
@@ -85,15 +85,15 @@ def take_head(
         key: f"{getattr(own, key.split('.')[0])}.{key.split('.')[1]}" for key in head.state_dict()
     }
     if names["decoder.weight"] not in tensors and sparse.tied:
-        names["decoder.weight"] = str(embeddings)
+        names["decoder.weight"] = embeddings.name
     if names["decoder.bias"] not in tensors and own.decoder_bias:
         names["decoder.bias"] = own.decoder_bias
     fill(
         head,
         {name: tensors[name] for name in names.values() if name in tensors},
-        lambda key: (names[key],),
+        lambda key: (TensorPart(names[key]),),
     )
     for name in names.values():
-        if name != embeddings:
+        if name != embeddings.name:
             del tensors[name]
     return head

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from models.export.families import TensorPart
 from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     CheckpointError,
@@ -350,5 +351,5 @@ def take_projection(tensors: dict[str, Tensor]) -> DenseHead:
         raise CheckpointError(f"the checkpoint lacks the matrix {_STANFORD_WEIGHT} of HF_ColBERT")
     out_features, in_features = weight.shape
     layer = DenseHead(in_features, out_features, bias=False, activation="Identity")
-    fill(layer.linear, {_STANFORD_WEIGHT: weight}, lambda _: (_STANFORD_WEIGHT,))
+    fill(layer.linear, {_STANFORD_WEIGHT: weight}, lambda _: (TensorPart(_STANFORD_WEIGHT),))
     return layer

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.export.families import Names, TensorPart
+from models.export.families import TensorPart
 from models.export.model_folder import CheckpointError
 
 
 def fill(
     module: nn.Module,
     tensors: Mapping[str, Tensor],
-    names: Callable[[str], Names] = lambda key: (key,),
+    names: Callable[[str], Sequence[TensorPart]] = lambda key: (TensorPart(key),),
     *,
     source: str = "the checkpoint",
     value: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
@@ -41,7 +41,7 @@ def fill(
     """
     used: set[str] = set()
     for key, parameter in module.state_dict().items():
-        parts = [n if isinstance(n, TensorPart) else TensorPart(n, 0, 1) for n in names(key)]
+        parts = names(key)
         is_split = "in_proj" in key and len(parts) > 1
         sizes = widths if is_split else [parameter.shape[0] // len(parts)] * len(parts)
         values: list[Tensor] = []
