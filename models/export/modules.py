@@ -351,7 +351,12 @@ def _layer_norm(folder: ModelFolder, subfolder: str) -> LayerNormConfig:
     return LayerNormConfig(folder=subfolder, width=width)
 
 
-def _normalize(folder: ModelFolder, subfolder: str) -> NormalizeConfig:
+def read_normalize(folder: ModelFolder, subfolder: str) -> NormalizeConfig:
+    """Return the config of a module that normalises embeddings.
+
+    Raises:
+        CheckpointError: The module normalises something else.
+    """
     name = join(subfolder, "config.json")
     check_defaults(folder.json(name, dict, {}), _SENTENCE_EMBEDDING, name)
     return NormalizeConfig()
@@ -361,5 +366,5 @@ def _normalize(folder: ModelFolder, subfolder: str) -> NormalizeConfig:
 _HEADS: Mapping[str, Callable[[ModelFolder, str], HeadConfig]] = {
     "Dense": _dense,
     "LayerNorm": _layer_norm,
-    "Normalize": _normalize,
+    "Normalize": read_normalize,
 }

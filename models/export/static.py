@@ -19,8 +19,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
-from models.export.modules import MODEL_CONFIG
+from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.export.modules import MODEL_CONFIG, read_normalize
 from models.export.router import class_name
 from models.export.sentence_config import Overrides, read_prompts, read_truncate_dim
 from models.export.similarity import read_similarity
@@ -152,10 +152,7 @@ def _read_modules(folder: ModelFolder, modules: list[Any]) -> tuple[str, bool]:
         )
     paths = [str(module.get("path") or "") for module in modules]
     for path in paths[1:]:
-        name = join(path, "config.json")
-        embedding = "sentence_embedding"
-        defaults = {"module_input_name": embedding, "module_output_name": embedding}
-        check_defaults(folder.json(name, dict, {}), defaults, name)
+        read_normalize(folder, path)
     return join(paths[0], ""), len(kinds) > 1
 
 
