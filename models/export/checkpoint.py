@@ -88,30 +88,28 @@ def load(
             names it.
     """
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
-    configs = read_configs(folder, overrides)
+    files, config, sentence_config = read_configs(folder, overrides)
     # Sizes that the config claims are compared with the weights before memory is allocated.
     with folder.outline(), torch.device("meta"):
-        network = _network_folder(folder, configs[-1].transformer)
         is_named = folder.has("modules.json") or overrides.pooling is not None
-        if configs[-1].outputs[0] == "pooled" and not is_named:
-            hyperparameters = folder.json(join(network, "config.json"), dict)
-            logit_score.check_purpose(hyperparameters, folder.tensors(network))
-            if not configs[0].poolings or "pooling" not in hyperparameters:
-                check_without_template(folder, configs[-1].transformer)
-        _build(folder, *configs, lambda _: None)
-    model = _build(folder, *configs, report)
-    return model.eval().requires_grad_(False), configs[-1]
+        if sentence_config.outputs[0] == "pooled" and not is_named:
+            network = _network_folder(folder, files.transformer)
+            logit_score.check_purpose(files.config, folder.tensors(network))
+            if not files.family.poolings or "pooling" not in files.config:
+                check_without_template(folder, files.transformer)
+        _build(files, config, sentence_config, lambda _: None)
+    model = _build(files, config, sentence_config, report)
+    return model.eval().requires_grad_(False), sentence_config
 
 
 def _build(
-    folder: ModelFolder,
-    family: Family,
+    files: ModelFiles,
     config: EncoderConfig,
     sentence_config: SentenceConfig,
     report: Callable[[str], None],
 ) -> SentenceEncoder:
     """Return the model with its weights; see `load`."""
-    transformer = sentence_config.transformer
+    folder, family, transformer = files.folder, files.family, files.transformer
     network = _network_folder(folder, transformer)
     head_tensors: dict[str, Tensor] = {}
     if sentence_config.spans:
@@ -133,9 +131,9 @@ def _build(
         model = SentenceEncoder(
             encoder,
             sentence_config.pooling,
-            _heads(folder, family, config, sentence_config, tensors),
+            _heads(files, config, sentence_config, tensors),
             outputs=sentence_config.outputs,
-            token_heads=_token_heads(folder, family, config, sentence_config, tensors),
+            token_heads=_token_heads(files, config, sentence_config, tensors),
             sparse=sparse,
             spans=spans,
             pools_logits=sentence_config.pools_logits,
@@ -146,11 +144,10 @@ def _build(
         raise CheckpointError(str(error)) from error
     for name, value in family.fixed.items():
         _check_fixed(name, tensors.get(name), value(config))
-    hyperparameters = folder.json(join(network, "config.json"), dict, {})
     unused = fill(
         encoder,
         tensors,
-        source=_origin(hyperparameters),
+        source=_origin(folder.json(join(network, "config.json"), dict, {})),
         names=partial(_family_names, layout),
         value=partial(_family_value, family, config),
         widths=config.heads.widths,
@@ -159,7 +156,7 @@ def _build(
     if unused:
         report(f"Ignored tensors that do not affect vectors: {', '.join(unused)}")
     if sentence_config.outputs[0] == "pooled":
-        for message in _left_out(folder, family, hyperparameters, unused):
+        for message in _left_out(files, unused):
             report(message)
     return model
 
@@ -186,12 +183,10 @@ def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
         )
 
 
-def _left_out(
-    folder: ModelFolder, family: Family, hyperparameters: Mapping[str, Any], unused: Sequence[str]
-) -> Iterator[str]:
+def _left_out(files: ModelFiles, unused: Sequence[str]) -> Iterator[str]:
     """Yield a message for each head that an embedding model's export leaves out."""
-    kind = masked_lm.masked_lm_class(hyperparameters)
-    if kind and family.masked_lm and f"{family.masked_lm.dense}.weight" in unused:
+    kind, head = masked_lm.masked_lm_class(files.config), files.family.masked_lm
+    if kind and head and f"{head.dense}.weight" in unused:
         yield (
             f"config.json names {kind}: this exports embeddings, without the head for masked "
             "tokens; --sparse exports sparse vectors with it, as in SPLADE"
@@ -201,13 +196,12 @@ def _left_out(
             "The head for the weights of tokens is left out; --sparse exports sparse vectors with "
             "it, besides embeddings"
         )
-    if pickles := hybrid.left_out(folder):
+    if pickles := hybrid.left_out(files.folder):
         yield pickles
 
 
 def _heads(
-    folder: ModelFolder,
-    family: Family,
+    files: ModelFiles,
     config: EncoderConfig,
     sentence_config: SentenceConfig,
     tensors: dict[str, Tensor],
@@ -216,12 +210,13 @@ def _heads(
 
     The tensors of modules that are part of the checkpoint are removed from `tensors`.
     """
+    family = files.family
     if sentence_config.answers:
         return [logit_score.take_head(family, sentence_config.answers, tensors)]
     if sentence_config.outputs[0] == "logits" and not sentence_config.heads and family.classifier:
         labels = len(sentence_config.labels)
         return classifier.take_heads(family.classifier, config, labels, tensors)
-    heads = _filled_heads(folder, sentence_config.heads)
+    heads = _filled_heads(files.folder, sentence_config.heads)
     if sentence_config.projection is None:
         return heads
     # It has no bias, so that it can follow pooling: there is one vector per row instead of many.
@@ -230,22 +225,20 @@ def _heads(
 
 
 def _token_heads(
-    folder: ModelFolder,
-    family: Family,
+    files: ModelFiles,
     config: EncoderConfig,
     sentence_config: SentenceConfig,
     tensors: dict[str, Tensor],
 ) -> dict[Output, list[Head]]:
     """Return the modules after token vectors, by output; otherwise like `_heads`."""
     labels, multi = len(sentence_config.labels), sentence_config.multi
-    if sentence_config.outputs[0] == "tags" and family.token_classifier:
-        own = family.token_classifier
+    if sentence_config.outputs[0] == "tags" and (own := files.family.token_classifier):
         return {"tags": classifier.take_heads(own, config, labels, tensors)}
     if multi and multi.layers is None:
         return {"multi": [multi_vector.take_projection(tensors)]}
     if multi:
-        return {"multi": _filled_heads(folder, multi.layers or ())}
-    return hybrid.take_heads(folder, sentence_config.outputs, tensors)
+        return {"multi": _filled_heads(files.folder, multi.layers or ())}
+    return hybrid.take_heads(files.folder, sentence_config.outputs, tensors)
 
 
 def _filled_heads(folder: ModelFolder, configs: Sequence[HeadConfig]) -> list[Head]:
@@ -271,8 +264,8 @@ def _head(config: HeadConfig) -> Head:
 
 def read_configs(
     folder: ModelFolder, overrides: Overrides
-) -> tuple[Family, EncoderConfig, SentenceConfig]:
-    """Return the family, the encoder's config and the sentence-transformers config of a folder.
+) -> tuple[ModelFiles, EncoderConfig, SentenceConfig]:
+    """Return the files, the encoder's config and the sentence-transformers config of a folder.
 
     Raises:
         CheckpointError: A file or setting is missing, invalid or unsupported.
@@ -296,7 +289,7 @@ def read_configs(
         model_type=model_type,
         family=family,
     )
-    return family, config, read_sentence_config(files, config, overrides)
+    return files, config, read_sentence_config(files, config, overrides)
 
 
 def _network_folder(folder: ModelFolder, transformer: str) -> str:
