@@ -27,13 +27,11 @@ from models.export.similarity import read_similarity
 from models.export.tasks import EMBEDDING
 from models.export.tokenizer_settings import TOKENIZER
 from models.export.transformers_tokenizer import check_random, read_tokenizer_file
-from models.manifest import SimilarityName, TokenRules
+from models.manifest import NO_LIMIT, SimilarityName, TokenRules
 
 _MODULE = "StaticEmbedding"
 # Name of its table.
 _WEIGHT = "embedding.weight"
-# Maximum length of a text that is not truncated, in tokens: the largest that a manifest can have.
-_NO_LIMIT = 2**20
 # Defaults of Model2Vec.
 _MAX_TOKENS = 512
 _NORMALIZE = False
@@ -214,7 +212,7 @@ def _read_model2vec(
     if not isinstance(normalize, bool):
         raise CheckpointError(f"{name}: normalize has the invalid value {normalize!r}")
     unknown = _unknown_id(tokenizer)
-    rules = TokenRules(max_tokens=_NO_LIMIT, dropped=() if unknown is None else (unknown,))
+    rules = TokenRules(max_tokens=NO_LIMIT, dropped=() if unknown is None else (unknown,))
     own = config.get("max_length", _MAX_TOKENS)
     if overrides.max_tokens is not None:
         own = overrides.max_tokens
@@ -235,7 +233,7 @@ def _unknown_id(tokenizer: Tokenizer) -> int | None:
 
 def _read_truncation(truncation: dict[str, Any] | None, overrides: Overrides) -> TokenRules:
     """Return the rules of the truncation in a tokenizer.json; None: texts are not truncated."""
-    limit: object = _NO_LIMIT
+    limit: object = NO_LIMIT
     if truncation is not None:
         if truncation["strategy"] == "only_second":  # fails on single texts
             raise CheckpointError(f"{TOKENIZER}: the truncation strategy only_second is for pairs")
@@ -246,6 +244,6 @@ def _read_truncation(truncation: dict[str, Any] | None, overrides: Overrides) ->
 
 
 def _checked_limit(limit: object, name: str) -> int:
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= _NO_LIMIT:
-        raise CheckpointError(f"{name} is {limit!r}; it must be from 1 to {_NO_LIMIT}")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= NO_LIMIT:
+        raise CheckpointError(f"{name} is {limit!r}; it must be from 1 to {NO_LIMIT}")
     return limit
