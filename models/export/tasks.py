@@ -215,13 +215,9 @@ def read_transformer_settings(
     if task.library_class == "CrossEncoder" and isinstance(modalities, dict):
         # Messages pass through the network like texts; `models.export.pair_template` reads their
         # format.
-        message = {**expected["modality_config"]["text"], "format": None}
-        read["modality_config"] = {
-            kind: own
-            for kind, own in modalities.items()
-            if not (isinstance(own, dict) and {**own, "format": None} == message)
-            or kind != "message"
-        }
+        own, text = modalities.get("message"), expected["modality_config"]["text"]
+        if isinstance(own, dict) and {**own, "format": None} == {**text, "format": None}:
+            read["modality_config"] = {k: v for k, v in modalities.items() if k != "message"}
     check_defaults(read, expected, name)
     check_known(settings, {*expected, *_TRANSFORMER_SUPPORTED, *task.settings}, name)
     return settings
