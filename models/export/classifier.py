@@ -13,7 +13,7 @@ from models.export.model_folder import (
     class_of_torch,
     first_class,
 )
-from models.export.modules import DenseConfig, HeadConfig
+from models.export.modules import MODEL_CONFIG, DenseConfig, HeadConfig
 from models.export.weights import fill
 from models.network.config import EncoderConfig
 from models.network.heads import DenseHead, Head, NormHead
@@ -76,27 +76,22 @@ def labels_of_scores(heads: Sequence[HeadConfig], include_prompt: bool) -> tuple
     )
 
 
-def read_activation(
-    config: Mapping[str, Any],
-    of_sentence_transformers: object,
-    labels: int,
-    default: str | None = None,
-) -> str:
+def read_activation(files: ModelFiles, labels: int, default: str | None) -> str:
     """Return the activation of the logits: "sigmoid", "softmax" or "identity".
 
     The activation is the one that sentence-transformers has saved. If there is none, it is the
     default or, without one, that of transformers' text classification pipeline.
 
     Args:
-        config: Content of config.json.
-        of_sentence_transformers: `activation_fn` in config_sentence_transformers.json, or None.
+        files: Files of the model.
         labels: Number of labels.
         default: Activation if none is saved; None: that of transformers.
 
     Raises:
         CheckpointError: The saved activation is not supported.
     """
-    own, nested = of_sentence_transformers, config.get("sentence_transformers")
+    config, nested = files.config, files.config.get("sentence_transformers")
+    own = files.folder.json(MODEL_CONFIG, dict, {}).get("activation_fn")
     if own is None and isinstance(nested, dict) and "activation_fn" in nested:
         own = nested["activation_fn"]  # null too: sentence-transformers ignores the old name then
     elif own is None:

@@ -481,12 +481,11 @@ def _activation(files: ModelFiles, task: Task, labels: int) -> str:
     """Return the activation of the logits; "identity" for a model without labels."""
     if task is TOKEN_CLASSIFICATION:
         return token_classifier.ACTIVATION
-    own = files.folder.json(MODEL_CONFIG, dict, {}).get("activation_fn")
     if not labels:
         return "identity"
     # Only sentence-transformers has models in modules. Its default for several scores is none.
     default = "identity" if task is SCORES and labels > 1 else None
-    return classifier.read_activation(files.config, own, labels, default)
+    return classifier.read_activation(files, labels, default)
 
 
 def read_truncate_dim(folder: ModelFolder) -> int | None:
