@@ -45,7 +45,9 @@ _Count = Annotated[int, within(0, 2**31)]
 _TokenId = Annotated[int, within(0, 2**24)]
 _Baseline = Annotated[str, form("pad|mask", "of pad and mask")]
 _Position = Annotated[int, within(-1, 2**14)]
-_Tokens = Annotated[int, within(1, 2**20)]
+# Maximum length of a text that is not truncated, in tokens.
+NO_LIMIT = 2**20
+_Tokens = Annotated[int, within(1, NO_LIMIT)]
 _Name = Annotated[str, length(1, 256)]
 _Text = Annotated[str, length(0, 2**16)]
 _Sha256 = Annotated[str, form("[0-9a-f]{64}", "with a SHA-256 in hexadecimal")]

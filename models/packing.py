@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from models.manifest import Check
+
 Number = TypeVar("Number", np.int64, np.float32)
 
 
@@ -199,6 +201,26 @@ def pack(
         token_types=np.zeros_like(input_ids) if token_types is None else _concatenate(token_types),
         words=None if words is None else _pack_words(lengths, words, labels or ()),
     )
+
+
+def pack_some(
+    indices: Sequence[int], rows: Sequence[Sequence[int]], *others: Sequence[Any] | None
+) -> PackedBatch:
+    """Return the rows at the indices as one packed batch.
+
+    Args:
+        indices: Indices of the rows, in the order of the batch.
+        rows: Token ids of all rows.
+        others: Other arguments of `pack`, in its order, for all rows. None or empty: the default.
+    """
+    chosen = ([own[i] for i in indices] if own else None for own in others)
+    return pack([rows[i] for i in indices], *chosen)
+
+
+def pack_check(check: Check, indices: Sequence[int]) -> PackedBatch:
+    """Return the inputs of a self-check at the indices as one packed batch."""
+    others = check.adapters, check.token_types, check.unattended, check.words, check.labels
+    return pack_some(indices, check.rows, None, *others)
 
 
 def _pack_words(

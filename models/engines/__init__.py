@@ -27,7 +27,7 @@ from models.engines.engine import (
 from models.engines.onnx_file import read_onnx
 from models.engines.outputs import OUTPUTS, Agreement, Precision, compare, cosines, int8_bounds
 from models.manifest import TABLE_ENGINE, ArtifactError, Check, Graph, Output
-from models.packing import pack
+from models.packing import pack_check
 from models.printable import printable, reason_of
 
 __all__ = [
@@ -338,22 +338,14 @@ def _results(
     """Return all vectors of the check inputs in their order, run in batches of similar length."""
     results: dict[Output, dict[int, NDArray[np.float32]]] = {output: {} for output in outputs}
     for indices in _similar(list(map(len, check.rows))):
-        batch = [check.rows[index] for index in indices]
-        adapters = [check.adapters[index] for index in indices]
-        types = [check.token_types[index] for index in indices] if check.token_types else None
-        unattended = [check.unattended[index] for index in indices]
-        words, labels = (
-            [each[index] for index in indices] if each else None
-            for each in (check.words, check.labels)
-        )
-        packed = pack(batch, None, adapters, types, unattended, words, labels)
         # (B, W), (T, W) or (P, W)
-        for output, result in zip(outputs, run(packed, outputs), strict=True):
-            sizes = [1] * len(batch)
+        vectors = run(pack_check(check, indices), outputs)
+        for output, result in zip(outputs, vectors, strict=True):
+            sizes = [1] * len(indices)
             if OUTPUTS[output].per_token:
-                sizes = list(map(len, batch))
-            elif words and labels and OUTPUTS[output].per_pair:
-                sizes = [len(a) * len(b) for a, b in zip(words, labels, strict=True)]
+                sizes = [len(check.rows[i]) for i in indices]
+            elif OUTPUTS[output].per_pair:
+                sizes = [len(check.words[i]) * len(check.labels[i]) for i in indices]
             parts = np.split(result, np.cumsum(sizes)[:-1])
             results[output].update(zip(indices, parts, strict=True))
     rows = range(len(check.rows))

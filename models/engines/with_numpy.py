@@ -52,16 +52,16 @@ class TableEngine:
             ValueError: An output is neither "pooled" nor "tokens".
         """
         table = self._table  # `close` replaces it
-        results: dict[Output, NDArray[np.float32]] = {}
+        results: list[NDArray[np.float32]] = []
         for output in outputs:
             match output:
                 case "pooled":
-                    results[output] = _means(table, batch)
+                    results.append(_means(table, batch))
                 case "tokens":
-                    results[output] = table[batch.input_ids]
+                    results.append(table[batch.input_ids])
                 case _:
                     raise ValueError(f"a table has no output {output!r}")
-        return [results[output] for output in outputs]
+        return results
 
     def cancel(self) -> None:
         """Do nothing: the duration of a run is in proportion to its tokens."""

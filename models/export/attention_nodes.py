@@ -151,25 +151,21 @@ class _Nodes:
         return value
 
     def branches(
-        self,
-        condition: ir.Value,
-        like: ir.Value,
-        then: Callable[["_Nodes"], ir.Value],
-        otherwise: Callable[["_Nodes"], ir.Value],
+        self, condition: ir.Value, a: _Attention, then: "_Lowering", otherwise: "_Lowering"
     ) -> ir.Value:
         """Add an `If` node and return its output.
 
         Args:
             condition: Bool scalar.
-            like: Value with the type and shape of the output.
+            a: Inputs of the attention.
             then: Adds the nodes of the true branch and returns their output.
             otherwise: Adds the nodes of the false branch and returns their output.
         """
         graphs = {}
         for name, build in (("then_branch", then), ("else_branch", otherwise)):
             nodes = self.subgraph()
-            result = build(nodes)
-            result.type, result.shape = like.type, like.shape
+            result = build(nodes, a)
+            result.type, result.shape = a.q.type, a.q.shape
             graphs[name] = ir.Graph((), (result,), nodes=nodes.tape.nodes, name=name)
         return self("If", condition, **graphs)  # type: ignore[arg-type] # `graphs` has no key `domain`
 
@@ -197,6 +193,10 @@ class _Nodes:
         )
         always = self.constant(True, np.bool_)
         return self("Loop", count, always, body=graph)
+
+
+# Adds the nodes of an attention and returns its context.
+_Lowering = Callable[[_Nodes, _Attention], ir.Value]
 
 
 def _heads(nodes: _Nodes, a: _Attention) -> list[ir.Value]:
@@ -391,38 +391,32 @@ def _for_onnxruntime(nodes: _Nodes, a: _Attention) -> ir.Value:
         return _pad(nodes, a)
     is_short = nodes("LessOrEqual", longest, nodes.constant(_BLOCKS_FROM))
 
-    def padded_or_blocks(nodes: _Nodes) -> ir.Value:
-        return nodes.branches(
-            is_short, a.q, lambda nodes: _pad(nodes, a), lambda nodes: _in_blocks(nodes, a)
-        )
+    def padded_or_blocks(nodes: _Nodes, a: _Attention) -> ir.Value:
+        return nodes.branches(is_short, a, _pad, _in_blocks)
 
     if a.alibi:
-        return padded_or_blocks(nodes)
-    # A window that covers all rows has no effect, so it can be omitted.
-    whole = replace(a, window=None)
+        return padded_or_blocks(nodes, a)
     is_full = nodes("Cast", nodes("ReduceMin", a.attention_mask, keepdims=0), to=ir.DataType.BOOL)
 
-    def padded_or_not(nodes: _Nodes) -> ir.Value:
-        return nodes.branches(
-            is_full, a.q, lambda nodes: _unpad(nodes, whole), lambda nodes: _pad(nodes, whole)
-        )
+    def padded_or_not(nodes: _Nodes, a: _Attention) -> ir.Value:
+        return nodes.branches(is_full, a, _unpad, _pad)
 
-    def whole_rows(nodes: _Nodes) -> ir.Value:
+    def whole_rows(nodes: _Nodes, a: _Attention) -> ir.Value:
+        # A window that covers all rows has no effect, so it can be omitted.
+        whole = replace(a, window=None)
         if not a.causal:
-            return padded_or_not(nodes)
-        return nodes.branches(is_short, a.q, padded_or_not, lambda nodes: _in_blocks(nodes, whole))
+            return padded_or_not(nodes, whole)
+        return nodes.branches(is_short, whole, padded_or_not, _in_blocks)
 
     if (window := a.window) is None:
-        return whole_rows(nodes)
+        return whole_rows(nodes, a)
     is_covered = nodes("LessOrEqual", longest, nodes.constant(window + 1))
     has_few_windows = nodes("LessOrEqual", longest, nodes.constant(_BANDED_FROM * window))
 
-    def part_of_rows(nodes: _Nodes) -> ir.Value:
-        return nodes.branches(
-            has_few_windows, a.q, padded_or_blocks, lambda nodes: _attend_in_window(nodes, a)
-        )
+    def part_of_rows(nodes: _Nodes, a: _Attention) -> ir.Value:
+        return nodes.branches(has_few_windows, a, padded_or_blocks, _attend_in_window)
 
-    return nodes.branches(is_covered, a.q, whole_rows, part_of_rows)
+    return nodes.branches(is_covered, a, whole_rows, part_of_rows)
 
 
 def _for_cuda(nodes: _Nodes, a: _Attention) -> ir.Value:
@@ -448,7 +442,7 @@ def _for_cuda(nodes: _Nodes, a: _Attention) -> ir.Value:
 
 # OpenVINO fuses the nodes of `_pad`, and then does not keep the scores in memory. With `If`
 # nodes, OpenVINO 2026.4 returns wrong results.
-_LOWERINGS: dict[str, Callable[[_Nodes, _Attention], ir.Value]] = {
+_LOWERINGS: dict[str, _Lowering] = {
     "onnxruntime": _for_onnxruntime,
     "openvino": _pad,
     "cuda": _for_cuda,

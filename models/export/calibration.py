@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from models.artifact import Artifact
 from models.engines import Engine, open_engine
 from models.manifest import ArtifactError, Manifest, Output, TokenRules
-from models.packing import NO_ADAPTER, PackedBatch, pack, prompt_length
+from models.packing import NO_ADAPTER, PackedBatch, pack_some, prompt_length
 from models.quantization import Calibration, Vectors, dequantize, quantize
 
 Indices = NDArray[np.intp]
@@ -180,14 +180,9 @@ class TextRows:
 
     def batches(self, max_tokens: int) -> Iterator[tuple[list[int], PackedBatch]]:
         """Yield batches of rows of similar length, with the indices of the rows."""
+        prompts, adapters = ([own] * len(self.ids) for own in (self.prompt_tokens, self.adapter))
         for batch in _batches(self.ids, max_tokens):
-            size = len(batch)
-            ids = [self.ids[index] for index in batch]
-            types = [self.types[index] for index in batch] if self.types else None
-            yield (
-                batch,
-                pack(ids, [self.prompt_tokens] * size, [self.adapter] * size, types),
-            )
+            yield batch, pack_some(batch, self.ids, prompts, adapters, self.types)
 
 
 def text_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) -> TextRows:

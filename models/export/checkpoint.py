@@ -1,7 +1,4 @@
-"""Strict loading of a checkpoint's weights into the network's modules.
-
-A tensor that is missing, unexpected or of the wrong shape raises an error with its name.
-"""
+"""The model of a checkpoint: its configs, and the network with its weights."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +8,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.add_layer_norm import LayerNorm
 from models.export import classifier, gliner, hybrid, logit_score, lora, masked_lm, multi_vector
@@ -22,10 +19,10 @@ from models.export.families import (
     MAX_SIZE,
     Classifier,
     Family,
-    Names,
     TensorPart,
     Tensors,
 )
+from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     BASE,
     WEIGHTS,
@@ -41,12 +38,13 @@ from models.export.modules import (
     LayerNormConfig,
     NormalizeConfig,
     TruncateConfig,
-    transformer_folder,
+    read_modules,
 )
 from models.export.pair_template import check_without_template
 from models.export.sentence_config import Overrides, SentenceConfig, read_sentence_config
 from models.export.sources import SourceError, resolve
 from models.export.tasks import read_length
+from models.export.weights import fill
 from models.manifest import Output
 from models.network.config import EncoderConfig
 from models.network.encoder import Encoder
@@ -90,30 +88,28 @@ def load(
             names it.
     """
     folder = folder if isinstance(folder, ModelFolder) else ModelFolder(folder)
-    configs = read_configs(folder, overrides)
+    files, config, sentence_config = read_configs(folder, overrides)
     # Sizes that the config claims are compared with the weights before memory is allocated.
     with folder.outline(), torch.device("meta"):
-        network = _network_folder(folder, configs[-1].transformer)
         is_named = folder.has("modules.json") or overrides.pooling is not None
-        if configs[-1].outputs[0] == "pooled" and not is_named:
-            hyperparameters = folder.json(join(network, "config.json"), dict)
-            logit_score.check_purpose(hyperparameters, folder.tensors(network))
-            if not configs[0].poolings or "pooling" not in hyperparameters:
-                check_without_template(folder, configs[-1].transformer)
-        _build(folder, *configs, lambda _: None)
-    model = _build(folder, *configs, report)
-    return model.eval().requires_grad_(False), configs[-1]
+        if sentence_config.outputs[0] == "pooled" and not is_named:
+            network = _network_folder(folder, files.transformer)
+            logit_score.check_purpose(files.config, folder.tensors(network))
+            if not files.family.poolings or "pooling" not in files.config:
+                check_without_template(folder, files.transformer)
+        _build(files, config, sentence_config, lambda _: None)
+    model = _build(files, config, sentence_config, report)
+    return model.eval().requires_grad_(False), sentence_config
 
 
 def _build(
-    folder: ModelFolder,
-    family: Family,
+    files: ModelFiles,
     config: EncoderConfig,
     sentence_config: SentenceConfig,
     report: Callable[[str], None],
 ) -> SentenceEncoder:
     """Return the model with its weights; see `load`."""
-    transformer = sentence_config.transformer
+    folder, family, transformer = files.folder, files.family, files.transformer
     network = _network_folder(folder, transformer)
     head_tensors: dict[str, Tensor] = {}
     if sentence_config.spans:
@@ -129,17 +125,15 @@ def _build(
         encoder = Encoder(config)
         layout = _layout(family, encoder, tensors)
         if sentence_config.sparse:
-            sparse = masked_lm.take_head(
-                family, config, sentence_config.sparse, layout, tensors, _fill
-            )
+            sparse = masked_lm.take_head(family, config, sentence_config.sparse, layout, tensors)
         if sentence_config.spans:
-            spans = gliner.make_head(sentence_config.spans, config.d_model, head_tensors, _fill)
+            spans = gliner.make_head(sentence_config.spans, config.d_model, head_tensors)
         model = SentenceEncoder(
             encoder,
             sentence_config.pooling,
-            _heads(folder, family, config, sentence_config, tensors),
+            _heads(files, config, sentence_config, tensors),
             outputs=sentence_config.outputs,
-            token_heads=_token_heads(folder, family, config, sentence_config, tensors),
+            token_heads=_token_heads(files, config, sentence_config, tensors),
             sparse=sparse,
             spans=spans,
             pools_logits=sentence_config.pools_logits,
@@ -150,11 +144,10 @@ def _build(
         raise CheckpointError(str(error)) from error
     for name, value in family.fixed.items():
         _check_fixed(name, tensors.get(name), value(config))
-    hyperparameters = folder.json(join(network, "config.json"), dict, {})
-    unused = _fill(
+    unused = fill(
         encoder,
         tensors,
-        source=_origin(hyperparameters),
+        source=_origin(folder.json(join(network, "config.json"), dict, {})),
         names=partial(_family_names, layout),
         value=partial(_family_value, family, config),
         widths=config.heads.widths,
@@ -163,7 +156,7 @@ def _build(
     if unused:
         report(f"Ignored tensors that do not affect vectors: {', '.join(unused)}")
     if sentence_config.outputs[0] == "pooled":
-        for message in _left_out(folder, family, hyperparameters, unused):
+        for message in _left_out(files, unused):
             report(message)
     return model
 
@@ -190,12 +183,10 @@ def _check_fixed(name: str, actual: Tensor | None, expected: Tensor) -> None:
         )
 
 
-def _left_out(
-    folder: ModelFolder, family: Family, hyperparameters: Mapping[str, Any], unused: Sequence[str]
-) -> Iterator[str]:
+def _left_out(files: ModelFiles, unused: Sequence[str]) -> Iterator[str]:
     """Yield a message for each head that an embedding model's export leaves out."""
-    kind = masked_lm.masked_lm_class(hyperparameters)
-    if kind and family.masked_lm and f"{family.masked_lm.dense}.weight" in unused:
+    kind, head = masked_lm.masked_lm_class(files.config), files.family.masked_lm
+    if kind and head and f"{head.dense}.weight" in unused:
         yield (
             f"config.json names {kind}: this exports embeddings, without the head for masked "
             "tokens; --sparse exports sparse vectors with it, as in SPLADE"
@@ -205,13 +196,12 @@ def _left_out(
             "The head for the weights of tokens is left out; --sparse exports sparse vectors with "
             "it, besides embeddings"
         )
-    if pickles := hybrid.left_out(folder):
+    if pickles := hybrid.left_out(files.folder):
         yield pickles
 
 
 def _heads(
-    folder: ModelFolder,
-    family: Family,
+    files: ModelFiles,
     config: EncoderConfig,
     sentence_config: SentenceConfig,
     tensors: dict[str, Tensor],
@@ -220,51 +210,42 @@ def _heads(
 
     The tensors of modules that are part of the checkpoint are removed from `tensors`.
     """
+    family = files.family
     if sentence_config.answers:
-        return [logit_score.take_head(family, sentence_config.answers, tensors, _fill)]
+        return [logit_score.take_head(family, sentence_config.answers, tensors)]
     if sentence_config.outputs[0] == "logits" and not sentence_config.heads and family.classifier:
         labels = len(sentence_config.labels)
-        return classifier.take_heads(family.classifier, config, labels, tensors, _fill)
-    heads = _filled_heads(folder, sentence_config.heads)
+        return classifier.take_heads(family.classifier, config, labels, tensors)
+    heads = _filled_heads(files.folder, sentence_config.heads)
     if sentence_config.projection is None:
         return heads
     # It has no bias, so that it can follow pooling: there is one vector per row instead of many.
     own = Classifier(out=family.projection, out_bias=False)
-    return [
-        *classifier.take_heads(own, config, sentence_config.projection, tensors, _fill),
-        *heads,
-    ]
+    return [*classifier.take_heads(own, config, sentence_config.projection, tensors), *heads]
 
 
 def _token_heads(
-    folder: ModelFolder,
-    family: Family,
+    files: ModelFiles,
     config: EncoderConfig,
     sentence_config: SentenceConfig,
     tensors: dict[str, Tensor],
 ) -> dict[Output, list[Head]]:
     """Return the modules after token vectors, by output; otherwise like `_heads`."""
     labels, multi = len(sentence_config.labels), sentence_config.multi
-    if sentence_config.outputs[0] == "tags" and family.token_classifier:
-        own = family.token_classifier
-        return {"tags": classifier.take_heads(own, config, labels, tensors, _fill)}
+    if sentence_config.outputs[0] == "tags" and (own := files.family.token_classifier):
+        return {"tags": classifier.take_heads(own, config, labels, tensors)}
     if multi and multi.layers is None:
-        return {"multi": [multi_vector.take_projection(tensors, _fill)]}
+        return {"multi": [multi_vector.take_projection(tensors)]}
     if multi:
-        return {"multi": _filled_heads(folder, multi.layers or ())}
-    return hybrid.take_heads(
-        folder,
-        sentence_config.outputs,
-        tensors,
-        lambda module, own, source: _fill(module, own, source=source),
-    )
+        return {"multi": _filled_heads(files.folder, multi.layers or ())}
+    return hybrid.take_heads(files.folder, sentence_config.outputs, tensors)
 
 
 def _filled_heads(folder: ModelFolder, configs: Sequence[HeadConfig]) -> list[Head]:
     heads = list(map(_head, configs))
     for config, head in zip(configs, heads, strict=True):
         if isinstance(config, DenseConfig | LayerNormConfig):
-            _fill(head, folder.tensors(config.folder), source=config.folder)
+            fill(head, folder.tensors(config.folder), source=config.folder)
     return heads
 
 
@@ -283,15 +264,15 @@ def _head(config: HeadConfig) -> Head:
 
 def read_configs(
     folder: ModelFolder, overrides: Overrides
-) -> tuple[Family, EncoderConfig, SentenceConfig]:
-    """Return the family, the encoder's config and the sentence-transformers config of a folder.
+) -> tuple[ModelFiles, EncoderConfig, SentenceConfig]:
+    """Return the files, the encoder's config and the sentence-transformers config of a folder.
 
     Raises:
         CheckpointError: A file or setting is missing, invalid or unsupported.
     """
-    transformer = transformer_folder(folder)
-    network = _network_folder(folder, transformer)
-    name = join(network, "config.json")
+    modules = read_modules(folder)
+    transformer = modules[0][1] if modules else ""
+    name = join(_network_folder(folder, transformer), "config.json")
     if gliner.is_gliner(folder):
         name, values = gliner.CONFIG, gliner.read_encoder_config(folder)
         family, model_type, config = _read_config(values, name)
@@ -300,9 +281,15 @@ def read_configs(
         values = folder.json(name, dict)
         length = read_length(folder, transformer)
         family, model_type, config = _read_config(values, name, length)
-    of_family = model_type, family
-    sentence_config = read_sentence_config(folder, name, values, of_family, config, overrides)
-    return family, config, sentence_config
+    files = ModelFiles(
+        folder=folder,
+        modules=modules,
+        config_name=name,
+        config=values,
+        model_type=model_type,
+        family=family,
+    )
+    return files, config, read_sentence_config(files, config, overrides)
 
 
 def _network_folder(folder: ModelFolder, transformer: str) -> str:
@@ -445,74 +432,13 @@ def _network_classes(config: dict[str, Any]) -> list[str]:
     ]
 
 
-def _fill(
-    module: nn.Module,
-    tensors: Mapping[str, Tensor],
-    names: Callable[[str], Names] = lambda key: (key,),
-    *,
-    source: str = "the checkpoint",
-    value: Callable[[str, Tensor], Tensor] = lambda _, tensor: tensor,
-    widths: Sequence[int] = (),
-    ignored: Sequence[str] = (),
-) -> list[str]:
-    """Load checkpoint tensors into a module; return the names of the unused tensors.
-
-    Args:
-        module: Module to load the tensors into.
-        tensors: Tensors of the checkpoint, by name.
-        names: Returns the checkpoint tensors, or parts of them, for a key of the module's state
-            dict. They are concatenated along the first axis.
-        source: Origin of the tensors, for error messages.
-        value: Returns the value of a key from the key and its concatenated tensors.
-        widths: Widths of queries, keys and values, if each of them has its own checkpoint tensor.
-        ignored: Regular expressions for the names of tensors that may remain unused.
-
-    Raises:
-        CheckpointError: A tensor is missing or unexpected, has the wrong shape or dtype, or values
-            that are not finite.
-    """
-    used: set[str] = set()
-    for key, parameter in module.state_dict().items():
-        parts = [n if isinstance(n, TensorPart) else TensorPart(n, 0, 1) for n in names(key)]
-        is_split = "in_proj" in key and len(parts) > 1
-        sizes = widths if is_split else [parameter.shape[0] // len(parts)] * len(parts)
-        values: list[Tensor] = []
-        for part, size in zip(parts, sizes, strict=True):
-            name, shape = part.name, (size * part.count, *parameter.shape[1:])
-            if name not in tensors:
-                raise CheckpointError(f"{source} lacks the tensor {name} of shape {shape}")
-            tensor = tensors[name]
-            if tensor.shape != shape or not tensor.is_floating_point():
-                raise CheckpointError(
-                    f"{source}: {name} has shape {tuple(tensor.shape)} and dtype {tensor.dtype}; "
-                    f"the config requires shape {shape} and a floating-point dtype"
-                )
-            own = tensor.chunk(part.count)[part.index].float()
-            if not own.is_meta and not torch.stack(torch.aminmax(own)).isfinite().all():
-                raise CheckpointError(f"{source}: {name} has a NaN or an infinity")
-            values.append(own)
-            used.add(name)
-        with torch.no_grad():
-            parameter.copy_(value(key, torch.cat(values)))
-    unused = sorted(tensors.keys() - used)
-    extra = [n for n in unused if not any(re.fullmatch(pattern, n) for pattern in ignored)]
-    if extra:
-        raise CheckpointError(
-            f"{source} has unexpected tensors ({len(extra)}): {', '.join(extra[:5])}"
-        )
-    return unused
-
-
-def _family_names(layout: Tensors, key: str) -> Names:
+def _family_names(layout: Tensors, key: str) -> tuple[TensorPart, ...]:
     """Return the checkpoint tensors for a key of the encoder's state dict.
 
     For example, `layers.3.linear1.bias` is `encoder.layer.3.intermediate.dense.bias` in BERT.
     """
     layer = key.split(".")[1]
-    return tuple(
-        replace(n, name=n.name.format(i=layer)) if isinstance(n, TensorPart) else n.format(i=layer)
-        for n in layout[_template(key)]
-    )
+    return tuple(replace(n, name=n.name.format(i=layer)) for n in layout[_template(key)])
 
 
 def _template(key: str) -> str:
@@ -536,8 +462,7 @@ def _layout(family: Family, encoder: Encoder, tensors: Mapping[str, Tensor]) -> 
     keys = encoder.state_dict().keys()
 
     def count_tensors(layout: Tensors) -> int:
-        names = (n for key in keys for n in _family_names(layout, key))
-        return sum((n.name if isinstance(n, TensorPart) else n) in tensors for n in names)
+        return sum(n.name in tensors for key in keys for n in _family_names(layout, key))
 
     complete = (
         layout for layout in family.layouts if {_template(key) for key in keys} <= layout.keys()

@@ -1,18 +1,20 @@
 """Sequence classification models: labels, activation and head, as in transformers."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from models.export.families import Classifier, Family, Names
+from models.export.families import Classifier, TensorPart
+from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     CheckpointError,
     check_required,
     class_of_torch,
     first_class,
 )
-from models.export.modules import DenseConfig, HeadConfig
+from models.export.modules import MODEL_CONFIG, DenseConfig, HeadConfig
+from models.export.weights import fill
 from models.network.config import EncoderConfig
 from models.network.heads import DenseHead, Head, NormHead
 
@@ -29,13 +31,14 @@ def classifies(config: Mapping[str, Any]) -> bool:
     return first_class(config).endswith(_CLASS)
 
 
-def read_labels(config: Mapping[str, Any], name: str) -> tuple[str, ...]:
+def read_labels(files: ModelFiles) -> tuple[str, ...]:
     """Return the labels in config.json, in the order of the logits.
 
     Raises:
         CheckpointError: The keys of `id2label` are not consecutive integers from 0, there are no
             labels or too many, their number is not `num_labels`, or a label is no text.
     """
+    name, config = files.config_name, files.config
     labels = config.get("id2label")
     number = config.get("num_labels")
     if not labels:
@@ -73,27 +76,22 @@ def labels_of_scores(heads: Sequence[HeadConfig], include_prompt: bool) -> tuple
     )
 
 
-def read_activation(
-    config: Mapping[str, Any],
-    of_sentence_transformers: object,
-    labels: int,
-    default: str | None = None,
-) -> str:
+def read_activation(files: ModelFiles, labels: int, default: str | None) -> str:
     """Return the activation of the logits: "sigmoid", "softmax" or "identity".
 
     The activation is the one that sentence-transformers has saved. If there is none, it is the
     default or, without one, that of transformers' text classification pipeline.
 
     Args:
-        config: Content of config.json.
-        of_sentence_transformers: `activation_fn` in config_sentence_transformers.json, or None.
+        files: Files of the model.
         labels: Number of labels.
         default: Activation if none is saved; None: that of transformers.
 
     Raises:
         CheckpointError: The saved activation is not supported.
     """
-    own, nested = of_sentence_transformers, config.get("sentence_transformers")
+    config, nested = files.config, files.config.get("sentence_transformers")
+    own = files.folder.json(MODEL_CONFIG, dict, {}).get("activation_fn")
     if own is None and isinstance(nested, dict) and "activation_fn" in nested:
         own = nested["activation_fn"]  # null too: sentence-transformers ignores the old name then
     elif own is None:
@@ -112,14 +110,14 @@ def read_activation(
     return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
 
 
-def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> str:
+def read_pooling(files: ModelFiles) -> str:
     """Return the pooling of the family's classifier: a name in `POOLINGS`, or `LATE`.
 
     Raises:
         CheckpointError: The family's classifiers are not supported, or a field of config.json has
             an unsupported value.
     """
-    classifier = family.classifier
+    name, config, classifier = files.config_name, files.config, files.family.classifier
     if classifier is None:
         raise CheckpointError(f"{name}: {config['architectures'][0]} is not supported")
     check_required(config, classifier.required, name)
@@ -132,17 +130,17 @@ def read_pooling(config: Mapping[str, Any], family: Family, name: str) -> str:
     return classifier.poolings[pooling]
 
 
-def read_skipped_id(config: Mapping[str, Any], family: Family, name: str) -> int | None:
+def read_skipped_id(files: ModelFiles) -> int | None:
     """Return the token id that the pooling of the family's classifier skips; None: it skips none.
 
     Raises:
         CheckpointError: `pad_token_id` in config.json is not an integer.
     """
-    value = config.get("pad_token_id")
-    if family.classifier is None or not family.classifier.skips_padding_ids or value is None:
+    value, classifier = files.config.get("pad_token_id"), files.family.classifier
+    if classifier is None or not classifier.skips_padding_ids or value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool):
-        raise CheckpointError(f"{name}: pad_token_id has the invalid value {value!r}")
+        raise CheckpointError(f"{files.config_name}: pad_token_id has the invalid value {value!r}")
     return value
 
 
@@ -151,7 +149,6 @@ def take_heads(
     config: EncoderConfig,
     labels: int,
     tensors: dict[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
 ) -> list[Head]:
     """Return the modules from vectors to logits, and remove their tensors from `tensors`.
 
@@ -160,27 +157,23 @@ def take_heads(
         config: Hyperparameters of the encoder.
         labels: Number of labels.
         tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module. Its arguments are the module, its tensors by name, and a
-            function that returns the tensor names of a key of the module's state dict.
     """
     width = config.d_model
     heads: list[Head] = []
     if classifier.dense:
         dense = DenseHead(width, width, classifier.dense_bias, classifier.activation)
-        fill(dense.linear, *_take(tensors, classifier.dense))
+        _take(tensors, classifier.dense, dense.linear)
         heads.append(dense)
     if classifier.norm:
         norm = NormHead(config.norms.norm(width), width)
-        fill(norm.norm, *_take(tensors, classifier.norm))
+        _take(tensors, classifier.norm, norm.norm)
         heads.append(norm)
     out = DenseHead(width, labels, classifier.out_bias, activation="Identity")
-    fill(out.linear, *_take(tensors, classifier.out))
+    _take(tensors, classifier.out, out.linear)
     return [*heads, out]
 
 
-def _take(
-    tensors: dict[str, Tensor], module: str
-) -> tuple[dict[str, Tensor], Callable[[str], Names]]:
-    """Remove a module's tensors; return them and a function from state dict key to tensor name."""
-    names = [name for name in tensors if name.startswith(f"{module}.")]
-    return {name: tensors.pop(name) for name in names}, lambda key: (f"{module}.{key}",)
+def _take(tensors: dict[str, Tensor], name: str, module: nn.Module) -> None:
+    """Load the tensors of a checkpoint's module, and remove them from `tensors`."""
+    own = {key: tensors.pop(key) for key in [*tensors] if key.startswith(f"{name}.")}
+    fill(module, own, lambda key: (TensorPart(f"{name}.{key}"),))

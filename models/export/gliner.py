@@ -4,15 +4,16 @@ Source: the package gliner 0.2.29. Its other models, such as those that score to
 alone, generate labels or find relations, are refused by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.export.families import Names
+from models.export.families import TensorPart
 from models.export.model_folder import CheckpointError, ModelFolder, check_required
 from models.export.sources import GLINER_CONFIG, GLINER_FOLDER
+from models.export.weights import fill
 from models.manifest import SpanRules
 from models.network.config import EncoderConfig
 from models.network.spans import SpanHead
@@ -172,22 +173,16 @@ def split_tensors(folder: ModelFolder) -> tuple[dict[str, Tensor], dict[str, Ten
     return encoder, {n: tensor for n, tensor in tensors.items() if not n.startswith(_ENCODER)}
 
 
-def make_head(
-    config: SpanConfig,
-    token_width: int,
-    tensors: Mapping[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
-) -> SpanHead:
+def make_head(config: SpanConfig, token_width: int, tensors: Mapping[str, Tensor]) -> SpanHead:
     """Return the head with its weights.
 
     Args:
         config: Settings of the model.
         token_width: Width of a token vector.
         tensors: Tensors of the checkpoint besides those of the encoder.
-        fill: See `classifier.take_heads`.
     """
     head = SpanHead(token_width, config.width, config.rules.max_width, config.lstm_layers)
-    fill(head, tensors, lambda key: (_tensor_name(key),))
+    fill(head, tensors, lambda key: (TensorPart(_tensor_name(key)),))
     return head
 
 

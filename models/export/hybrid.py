@@ -4,14 +4,14 @@ BGE-M3 has both, as linear layers beside the checkpoint (Chen et al. 2024, arXiv
 gte-multilingual-base has weights alone, as a token classifier with one label in the checkpoint.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.export.families import Family
+from models.export.model_files import ModelFiles
 from models.export.model_folder import CheckpointError, ModelFolder, classes_of
+from models.export.weights import fill
 from models.manifest import Output
 from models.network.heads import DenseHead, Head
 
@@ -27,16 +27,10 @@ CHECKPOINT_WEIGHT = f"{_PREFIX}weight"
 FIRST_VECTOR = 1
 
 
-def has_weights(folder: ModelFolder, config: Mapping[str, Any], family: Family) -> bool:
-    """Return whether an embedding model has a head for the weights of tokens.
-
-    Args:
-        folder: Model folder.
-        config: Content of the network's config.json.
-        family: Family of the network.
-    """
-    is_named = any(name in family.ignored_heads for name in classes_of(config))
-    return is_named or folder.has(_FILES["weights"][0])
+def has_weights(files: ModelFiles) -> bool:
+    """Return whether an embedding model has a head for the weights of tokens."""
+    is_named = any(name in files.family.ignored_heads for name in classes_of(files.config))
+    return is_named or files.folder.has(_FILES["weights"][0])
 
 
 def read_outputs(folder: ModelFolder, *, sparse: bool) -> tuple[Output, ...]:
@@ -72,10 +66,7 @@ def left_out(folder: ModelFolder) -> str | None:
 
 
 def take_heads(
-    folder: ModelFolder,
-    outputs: tuple[Output, ...],
-    tensors: dict[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor], str], object],
+    folder: ModelFolder, outputs: tuple[Output, ...], tensors: dict[str, Tensor]
 ) -> dict[Output, list[Head]]:
     """Return the heads of the outputs per token, and remove their tensors from `tensors`.
 
@@ -83,8 +74,6 @@ def take_heads(
         folder: Model folder.
         outputs: Outputs of the model.
         tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module. Its arguments are the module, its tensors by key of the
-            module's state dict, and the origin of the tensors.
 
     Raises:
         CheckpointError: A tensor is missing or has another shape.
@@ -105,6 +94,6 @@ def take_heads(
             raise CheckpointError(f"{source} lacks a matrix 'weight'{rows}")
         out_features, in_features = weight.shape
         head = DenseHead(in_features, out_features, bias=True, activation=activation)
-        fill(head.linear, own, source)
+        fill(head.linear, own, source=source)
         heads[output] = [head]
     return heads

@@ -4,14 +4,15 @@ The logits are those of the next token after a row, such as "yes" and "no". As i
 `LogitScore` of sentence-transformers, whose default they are, there can be a single token.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.export.families import Family
+from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
@@ -21,6 +22,7 @@ from models.export.model_folder import (
     join,
 )
 from models.export.tokenizer_settings import MAX_TOKENIZER_BYTES, TOKENIZER
+from models.export.weights import fill
 from models.json_reader import parse_json
 from models.network.heads import DenseHead
 
@@ -69,36 +71,28 @@ def check_purpose(config: Mapping[str, Any], names: Iterable[str]) -> None:
         )
 
 
-def read_answers(
-    folder: ModelFolder,
-    modules: list[tuple[str, str]],
-    config: Mapping[str, Any],
-    family: Family,
-    answers: tuple[str, str],
-) -> Answers:
+def read_answers(files: ModelFiles, answers: tuple[str, str]) -> Answers:
     """Return the tokens of a reranker: those of its module, or else those of its template.
 
     Args:
-        folder: Model folder.
-        modules: Class name and path of each module of sentence-transformers; may be empty.
-        config: Content of the network's config.json.
-        family: Family of the network.
+        files: Files of the model.
         answers: Tokens of the template.
 
     Raises:
         CheckpointError: The family's causal language models are not supported, a setting of the
             module is invalid, or the tokenizer does not have a token.
     """
-    if not family.causal_head or not is_causal(config):
+    config, modules = files.config, files.modules
+    if not files.family.causal_head or not is_causal(config):
         raise CheckpointError(
             f"a score of the logits of tokens needs a causal language model of a supported family; "
             f"config.json names {config.get('architectures')!r}"
         )
-    vocabulary = _vocabulary(folder, modules[0][1] if modules else "")
+    vocabulary = _vocabulary(files.folder, files.transformer)
     spellings = {token: spelling for spelling, token in vocabulary.items()}
     if modules:
         name = join(modules[1][1], "config.json")
-        fields = folder.json(name, dict)
+        fields = files.folder.json(name, dict)
         check_defaults(fields, {"module_input_name": "causal_logits"}, name)
         check_known(fields, _FIELDS, name)
         ids = [fields.get("true_token_id"), fields.get("false_token_id")]
@@ -137,7 +131,6 @@ def take_head(
     family: Family,
     answers: Answers,
     tensors: dict[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor]], object],
 ) -> DenseHead:
     """Return the layer from the last token's vector to the score, and remove the logits' matrix.
 
@@ -145,7 +138,6 @@ def take_head(
         family: Family of the network.
         answers: Tokens of the score.
         tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module.
 
     Raises:
         CheckpointError: The matrix is missing, has another shape than the word embeddings, is not

@@ -1,14 +1,16 @@
 """Heads of masked language models, which compute sparse vectors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.export.families import Family, Names
+from models.export.families import Family, TensorPart
 from models.export.families.family import Tensors
+from models.export.model_files import ModelFiles
 from models.export.model_folder import CheckpointError, check_required, first_class
+from models.export.weights import fill
 from models.network.config import EncoderConfig
 from models.network.sparse import SparseHead
 
@@ -36,13 +38,14 @@ def masked_lm_class(config: Mapping[str, Any]) -> str | None:
     return first if first.endswith(_CLASS) else None
 
 
-def check_supported(config: Mapping[str, Any], family: Family, name: str) -> None:
+def check_supported(files: ModelFiles) -> None:
     """Raise CheckpointError if the head of the family's masked language models is not supported."""
-    if family.masked_lm is None:
+    name, config, head = files.config_name, files.config, files.family.masked_lm
+    if head is None:
         raise CheckpointError(
             f"{name}: sparse vectors of model_type {config.get('model_type')!r} are not supported"
         )
-    check_required(config, family.masked_lm.required, name)
+    check_required(config, head.required, name)
 
 
 def take_head(
@@ -51,7 +54,6 @@ def take_head(
     sparse: SparseConfig,
     layout: Tensors,
     tensors: dict[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
 ) -> SparseHead:
     """Return the head that computes sparse vectors, and remove its tensors from `tensors`.
 
@@ -64,8 +66,6 @@ def take_head(
         sparse: Pooling of the logits.
         layout: Names of the encoder's tensors.
         tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module; also takes the function that returns the tensors' names
-            for each key of the module's state dict.
     """
     own = family.masked_lm
     assert own is not None  # noqa: S101 - otherwise `check_supported` raises an error
@@ -85,15 +85,15 @@ def take_head(
         key: f"{getattr(own, key.split('.')[0])}.{key.split('.')[1]}" for key in head.state_dict()
     }
     if names["decoder.weight"] not in tensors and sparse.tied:
-        names["decoder.weight"] = str(embeddings)
+        names["decoder.weight"] = embeddings.name
     if names["decoder.bias"] not in tensors and own.decoder_bias:
         names["decoder.bias"] = own.decoder_bias
     fill(
         head,
         {name: tensors[name] for name in names.values() if name in tensors},
-        lambda key: (names[key],),
+        lambda key: (TensorPart(names[key]),),
     )
     for name in names.values():
-        if name != embeddings:
+        if name != embeddings.name:
             del tensors[name]
     return head

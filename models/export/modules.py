@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
-from models.export.families import MAX_SIZE, Family, jina_v3
+from models.export.families import MAX_SIZE, jina_v3
+from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
@@ -120,16 +121,6 @@ class TruncateConfig:
 HeadConfig = DenseConfig | LayerNormConfig | NormalizeConfig | TruncateConfig
 
 
-def transformer_folder(folder: ModelFolder) -> str:
-    """Return the subfolder with the encoder's config.json and weights.
-
-    Raises:
-        CheckpointError: modules.json is invalid or lists unsupported modules.
-    """
-    modules = read_modules(folder)
-    return modules[0][1] if modules else ""
-
-
 def read_modules(folder: ModelFolder) -> list[tuple[str, str]]:
     """Return class name and path of each module in modules.json; empty if the file is missing.
 
@@ -224,58 +215,50 @@ def _is_jina_v3(folder: ModelFolder) -> bool:
     return str(model).startswith(jina_v3.CODE)
 
 
-def read_pooling(
-    folder: ModelFolder,
-    modules: Sequence[tuple[str, str]],
-    network: str,
-    family: Family,
-    override: Sequence[str] | None,
-) -> tuple[tuple[str, ...], bool]:
+def read_pooling(files: ModelFiles, override: Sequence[str] | None) -> tuple[tuple[str, ...], bool]:
     """Return the names of the poolings, and whether pooling includes prompt tokens.
 
     Args:
-        folder: Model folder.
-        modules: Modules from `read_modules`.
-        network: Path of the network's config.json.
-        family: Family of the network.
+        files: Files of the model.
         override: Names of the poolings to return instead of the folder's; None: the folder's.
 
     Raises:
         CheckpointError: A pooling is unknown, or does not fit the family's projection.
     """
     include_prompt = True
-    if modules:
-        config = folder.json(source := join(modules[1][1], "config.json"), dict)
+    if files.modules:
+        config = files.folder.json(source := join(files.modules[1][1], "config.json"), dict)
         include_prompt = bool(config.get("include_prompt", True))
         own = override or _poolings(config, source)
     else:
-        own = [_default_pooling(folder, network, family)]
+        own = [_default_pooling(files)]
     for name in (poolings := override or own):
         if name not in POOLINGS:
             raise CheckpointError(f"the pooling {name!r} is not one of {', '.join(POOLINGS)}")
-    if family.projection and (len(poolings) > 1 or "max" in poolings):
+    projection = files.family.projection
+    if projection and (len(poolings) > 1 or "max" in poolings):
         raise CheckpointError(
-            f"the pooling {' and '.join(poolings)} of vectors that {family.projection!r} projects "
+            f"the pooling {' and '.join(poolings)} of vectors that {projection!r} projects "
             "is not supported; supported: one pooling that is a weighted sum"
         )
     return tuple(poolings), include_prompt
 
 
-def _default_pooling(folder: ModelFolder, network: str, family: Family) -> str:
+def _default_pooling(files: ModelFiles) -> str:
     """Return the pooling for a folder without modules.json.
 
     It is that of the model's own code, or else of sentence-transformers.
     """
-    hyperparameters = folder.json(network, dict)
-    if family.poolings and "pooling" in hyperparameters:
-        own = str(hyperparameters["pooling"])
-        if own not in family.poolings:
+    config, poolings = files.config, files.family.poolings
+    if poolings and "pooling" in config:
+        own = str(config["pooling"])
+        if own not in poolings:
             raise CheckpointError(
-                f"{network}: pooling is {own!r}; supported: {', '.join(family.poolings)}"
+                f"{files.config_name}: pooling is {own!r}; supported: {', '.join(poolings)}"
             )
-        return family.poolings[own]
-    is_decoder = first_class(hyperparameters).endswith("ForCausalLM")
-    return "last" if is_decoder and hyperparameters.get("is_causal", True) else "mean"
+        return poolings[own]
+    is_decoder = first_class(config).endswith("ForCausalLM")
+    return "last" if is_decoder and config.get("is_causal", True) else "mean"
 
 
 def _poolings(config: Mapping[str, Any], source: str) -> Sequence[str]:
@@ -288,42 +271,34 @@ def _poolings(config: Mapping[str, Any], source: str) -> Sequence[str]:
     return [name for key, name in _POOLING_FIELDS.items() if config.get(key)] or ["mean"]
 
 
-def read_heads(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> list[HeadConfig]:
+def read_heads(files: ModelFiles) -> list[HeadConfig]:
     """Return the configs of the modules after pooling.
-
-    Args:
-        folder: Model folder.
-        modules: Modules from `read_modules`.
 
     Raises:
         CheckpointError: A setting of a module is invalid or unsupported.
     """
-    if not scores_pairs(folder, modules):
+    folder, modules = files.folder, files.modules
+    if not scores_pairs(files):
         return [_HEADS[module](folder, path) for module, path in modules[2:]]
     heads = [_HEADS[module](folder, path) for module, path in modules[2:-1]]
     return [*heads, _dense(folder, modules[-1][1], _SCORES)]
 
 
-def scores_pairs(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> bool:
+def scores_pairs(files: ModelFiles) -> bool:
     """Return whether the last of several modules is a dense layer for the scores of pairs."""
-    if len(modules) < 3 or modules[-1][0] != "Dense":
+    if len(files.modules) < 3 or files.modules[-1][0] != "Dense":
         return False
-    config = folder.json(join(modules[-1][1], "config.json"), dict)
+    config = files.folder.json(join(files.modules[-1][1], "config.json"), dict)
     return config.get("module_output_name") == _SCORES["module_output_name"]
 
 
-def read_projection(
-    folder: ModelFolder, modules: Sequence[tuple[str, str]]
-) -> tuple[tuple[DenseConfig, ...], bool]:
+def read_projection(files: ModelFiles) -> tuple[tuple[DenseConfig, ...], bool]:
     """Return the dense layers of a multi-vector model, and whether its vectors are normalised.
-
-    Args:
-        folder: Model folder.
-        modules: Modules from `read_modules`.
 
     Raises:
         CheckpointError: A setting of a module is invalid or unsupported.
     """
+    folder, modules = files.folder, files.modules
     layers = [_dense(folder, path, _TOKEN_EMBEDDINGS) for kind, path in modules if kind == "Dense"]
     paths = [path for kind, path in modules if kind == "Normalize"]
     for path in paths:
@@ -376,7 +351,12 @@ def _layer_norm(folder: ModelFolder, subfolder: str) -> LayerNormConfig:
     return LayerNormConfig(folder=subfolder, width=width)
 
 
-def _normalize(folder: ModelFolder, subfolder: str) -> NormalizeConfig:
+def read_normalize(folder: ModelFolder, subfolder: str) -> NormalizeConfig:
+    """Return the config of a module that normalises embeddings.
+
+    Raises:
+        CheckpointError: The module normalises something else.
+    """
     name = join(subfolder, "config.json")
     check_defaults(folder.json(name, dict, {}), _SENTENCE_EMBEDDING, name)
     return NormalizeConfig()
@@ -386,5 +366,5 @@ def _normalize(folder: ModelFolder, subfolder: str) -> NormalizeConfig:
 _HEADS: Mapping[str, Callable[[ModelFolder, str], HeadConfig]] = {
     "Dense": _dense,
     "LayerNorm": _layer_norm,
-    "Normalize": _normalize,
+    "Normalize": read_normalize,
 }

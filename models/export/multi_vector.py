@@ -6,13 +6,14 @@ tokens without a vector. Their sources are the files of sentence-transformers 6,
 """
 
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.export.families import Names
+from models.export.families import TensorPart
+from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
@@ -29,6 +30,7 @@ from models.export.modules import (
     read_projection,
 )
 from models.export.tokenizer_settings import TokenizerSettings
+from models.export.weights import fill
 from models.network.heads import DenseHead
 
 # Settings of the Transformer module for multi-vectors.
@@ -129,19 +131,13 @@ class MultiVectorConfig:
     is_pylate: bool
 
 
-def is_stanford(modules: Sequence[tuple[str, str]], config: Mapping[str, Any]) -> bool:
-    """Return whether a folder without modules has a checkpoint of Stanford's ColBERT.
-
-    Args:
-        modules: Class name and path of each module of sentence-transformers.
-        config: Content of config.json.
-    """
-    return not modules and _STANFORD_CLASS in classes_of(config)
+def is_stanford(files: ModelFiles) -> bool:
+    """Return whether a folder without modules has a checkpoint of Stanford's ColBERT."""
+    return not files.modules and _STANFORD_CLASS in classes_of(files.config)
 
 
 def read_config(
-    folder: ModelFolder,
-    modules: Sequence[tuple[str, str]],
+    files: ModelFiles,
     settings: Mapping[str, Any],
     tokenizer: TokenizerSettings,
     limit: int | None,
@@ -149,8 +145,7 @@ def read_config(
     """Return the settings of a multi-vector model.
 
     Args:
-        folder: Model folder.
-        modules: Class name and path of each module of sentence-transformers.
+        files: Files of the model.
         settings: Settings of the Transformer module.
         tokenizer: Settings of the tokenizer. Its mask or end token expands queries if the settings
             do not name a token.
@@ -159,6 +154,7 @@ def read_config(
     Raises:
         CheckpointError: A setting is invalid or unsupported; the message names it.
     """
+    folder, modules = files.folder, files.modules
     config = folder.json(MODEL_CONFIG, dict, {})
     own, prompts, markers = _of_pylate(config)
     layers: tuple[DenseConfig, ...] | None = None
@@ -169,7 +165,7 @@ def read_config(
         absent = {kind: text for kind, text in markers.items() if prompts.get(kind) is None}
         prompts = {**prompts, **absent}
     else:
-        layers, normalize = read_projection(folder, modules)
+        layers, normalize = read_projection(files)
         masks = [path for kind, path in modules if kind == MULTI_VECTOR_MASK]
         source = join(masks[0], "config.json") if masks else MODEL_CONFIG
         words = config.get("skiplist_words")
@@ -192,7 +188,7 @@ def read_config(
         skiplist=skiplist,
         skiplist_kinds=kinds,
         kept=kept,
-        pooling=_read_pooling(folder, modules),
+        pooling=_read_pooling(files),
         prompts=prompts,
         markers=tuple(markers.values()),
         is_pylate=source == MODEL_CONFIG,
@@ -321,12 +317,12 @@ def _check_tasks(tasks: Sequence[str], name: str) -> None:
         raise CheckpointError(f"{name} has the unknown task {min(unknown)!r}")
 
 
-def _read_pooling(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> TokenPooling | None:
+def _read_pooling(files: ModelFiles) -> TokenPooling | None:
     """Return the settings of the module that pools tokens, the last; None: there is none."""
-    if not modules or modules[-1][0] != TOKEN_POOLING:
+    if not files.modules or files.modules[-1][0] != TOKEN_POOLING:
         return None
-    name = join(modules[-1][1], "config.json")
-    config = folder.json(name, dict)
+    name = join(files.modules[-1][1], "config.json")
+    config = files.folder.json(name, dict)
     values: dict[str, Any] = {**_POOLING_DEFAULTS, **config}
     check_known(config, _POOLING_DEFAULTS, name)
     factor, protected, normalizes, tasks = values.values()
@@ -344,16 +340,8 @@ def _read_pooling(folder: ModelFolder, modules: Sequence[tuple[str, str]]) -> To
     )
 
 
-def take_projection(
-    tensors: dict[str, Tensor],
-    fill: Callable[[nn.Module, Mapping[str, Tensor], Callable[[str], Names]], object],
-) -> DenseHead:
+def take_projection(tensors: dict[str, Tensor]) -> DenseHead:
     """Return the projection in a checkpoint of Stanford's ColBERT, and remove it from `tensors`.
-
-    Args:
-        tensors: Tensors of the checkpoint, by name.
-        fill: Loads tensors into a module. Its arguments are the module, its tensors by name, and a
-            function that returns the tensor names of a key of the module's state dict.
 
     Raises:
         CheckpointError: The tensor is missing.
@@ -363,5 +351,5 @@ def take_projection(
         raise CheckpointError(f"the checkpoint lacks the matrix {_STANFORD_WEIGHT} of HF_ColBERT")
     out_features, in_features = weight.shape
     layer = DenseHead(in_features, out_features, bias=False, activation="Identity")
-    fill(layer.linear, {_STANFORD_WEIGHT: weight}, lambda _: (_STANFORD_WEIGHT,))
+    fill(layer.linear, {_STANFORD_WEIGHT: weight}, lambda _: (TensorPart(_STANFORD_WEIGHT),))
     return layer

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from models.export.model_files import ModelFiles
 from models.export.model_folder import CheckpointError, ModelFolder, join
 from models.export.tokenizer_settings import CHAT_TEMPLATE, CONFIG, text_failures
 from models.manifest import PairTemplate
@@ -148,10 +149,9 @@ def published_limit(name: object, load_tokenizer: Callable[[], Any]) -> int | No
 
 
 def read_pair_template(
-    folder: ModelFolder,
-    transformer: str,
+    files: ModelFiles,
     load_tokenizer: Callable[[], Any],
-    settings: Mapping[str, object] | None,
+    settings: Mapping[str, object],
     choice: str | PairTemplate | None,
     labels: int,
 ) -> PairTemplate | None:
@@ -162,10 +162,9 @@ def read_pair_template(
     with several labels is a classifier of texts, as in transformers, and has no template.
 
     Args:
-        folder: Model folder.
-        transformer: Subfolder of the tokenizer.
+        files: Files of the model.
         load_tokenizer: Returns the tokenizer of transformers; see `models.export.tokenizer_file`.
-        settings: Settings of the Transformer module; None: there is no modules.json.
+        settings: Settings of the Transformer module.
         choice: The template, or a name in `CHOICES`; None: the folder's.
         labels: Number of labels.
 
@@ -176,11 +175,11 @@ def read_pair_template(
     """
     if isinstance(choice, PairTemplate):
         return choice
-    modalities = (settings or {}).get("modality_config")
+    modalities = settings.get("modality_config") if files.modules else None
     message = modalities.get("message") if isinstance(modalities, dict) else None
     applies = message is not None
-    if settings is None and labels == 1:
-        applies = _has_chat_template(folder, transformer)
+    if not files.modules and labels == 1:
+        applies = _has_chat_template(files.folder, files.transformer)
     if choice == NONE or (choice is None and not applies):
         return None
     if labels != 1:

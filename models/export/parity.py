@@ -1,6 +1,6 @@
 """Parity: comparison of an exported graph's vectors, computed by an engine, with PyTorch's."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from models.engines import EngineError, Precision, open_engine, self_check
 from models.engines.outputs import OUTPUTS, compare
 from models.manifest import Check, Output
 from models.network.sentence_encoder import SentenceEncoder
-from models.packing import NO_ADAPTER, WORD_NAMES, PackedBatch, pack
+from models.packing import NO_ADAPTER, WORD_NAMES, PackedBatch, pack, pack_check, pack_some
 
 # Vectors by output.
 Results = Mapping[Output, NDArray[np.float32]]
@@ -93,16 +93,9 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
     unattended = unattended_in_turn(model, rows)
     words, labels = words_in_turn(model, rows)
 
-    def pack_cases(indices: Iterable[int], *, skips_prompts: bool = False) -> PackedBatch:
-        chosen = list(indices)
-        return pack(
-            [rows[i] for i in chosen],
-            [prompts[i] for i in chosen] if skips_prompts else None,
-            [adapters[i] for i in chosen],
-            [types[i] for i in chosen] if types else None,
-            [unattended[i] for i in chosen],
-            *([each[i] for i in chosen] if each else None for each in (words, labels)),
-        )
+    def pack_cases(indices: Sequence[int], *, skips_prompts: bool = False) -> PackedBatch:
+        others = adapters, types, unattended, words, labels
+        return pack_some(indices, rows, prompts if skips_prompts else None, *others)
 
     shorter, longer = range(len(short)), range(len(short), len(rows))
     order = rng.permutation(len(short)).tolist()
@@ -113,35 +106,21 @@ def reference_cases(model: SentenceEncoder, max_tokens: int, check: Check) -> li
         return {o: np.concatenate([result[o] for result in results]) for o in outputs}
 
     expected = reference_outputs(model, rows, None, adapters, types, unattended, words, labels)
-    of_longest = words_in_turn(model, longest)
+    own_words, own_labels = words_in_turn(model, longest)
+    of_longest = reference_outputs(model, longest, words=own_words, labels=own_labels)
     cases = [
         ParityCase(
             "check inputs",
-            tuple(
-                pack(
-                    [row],
-                    None,
-                    [check.adapters[i]],
-                    [check.token_types[i]] if check.token_types else None,
-                    [check.unattended[i]],
-                    *([each[i]] if each else None for each in (check.words, check.labels)),
-                )
-                for i, row in enumerate(check.rows)
-            ),
+            tuple(pack_check(check, [i]) for i in range(len(check.rows))),
             {output: np.asarray(check.outputs[output], np.float32) for output in outputs},
         ),
         ParityCase(
             "each row alone",
             (
                 *(pack_cases([i]) for i in range(len(rows))),
-                pack(longest, words=of_longest[0], labels=of_longest[1]),
+                pack(longest, words=own_words, labels=own_labels),
             ),
-            join(
-                [
-                    *expected,
-                    *reference_outputs(model, longest, words=of_longest[0], labels=of_longest[1]),
-                ]
-            ),
+            join([*expected, *of_longest]),
         ),
         ParityCase("in batches", (pack_cases(shorter), pack_cases(longer)), join(expected)),
         ParityCase("batch, shuffled", (pack_cases(order),), join([expected[i] for i in order])),

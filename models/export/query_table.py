@@ -15,10 +15,8 @@ from models.export.sentence_config import SentenceConfig
 from models.export.tokenizer_file import read_tokenizer
 from models.export.tokenizer_settings import TokenizerSettings
 from models.export.transformers_tokenizer import read_settings
-from models.manifest import TokenRules
+from models.manifest import NO_LIMIT, TokenRules
 
-# Maximum length of queries whose tokenizer has none. A text with so many tokens is refused before.
-_NO_LIMIT = 2**31 - 1
 _MAX_WEIGHT = torch.finfo(torch.float32).max
 
 
@@ -102,10 +100,10 @@ def _check_tokenizer(
 def _max_tokens(settings: TokenizerSettings, subfolder: str) -> int:
     own = settings.max_length
     if own is None:
-        return _NO_LIMIT
+        return NO_LIMIT
     if not isinstance(own, int) or own < 1:
         raise CheckpointError(f"{subfolder}: model_max_length has the invalid value {own!r}")
-    return min(own, _NO_LIMIT)
+    return min(own, NO_LIMIT)
 
 
 def _read_weights(

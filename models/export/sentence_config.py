@@ -18,9 +18,9 @@ from models.export import (
     multi_vector,
     token_classifier,
 )
-from models.export.families import Family
 from models.export.gliner import SpanConfig
 from models.export.masked_lm import SparseConfig
+from models.export.model_files import ModelFiles
 from models.export.model_folder import CheckpointError, ModelFolder, check_defaults
 from models.export.modules import (
     MODEL_CONFIG,
@@ -29,7 +29,6 @@ from models.export.modules import (
     TruncateConfig,
     is_size,
     read_heads,
-    read_modules,
     read_pooling,
 )
 from models.export.multi_vector import MultiVectorConfig
@@ -178,29 +177,6 @@ def overrides_of(artifact: Artifact) -> Overrides:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ModelFiles:
-    """A model folder, and the settings in it that the settings of each task depend on.
-
-    Further attributes are those of `read_sentence_config`.
-
-    Attributes:
-        modules: Class name and folder of each module; empty: no modules.json.
-        settings: Settings of the Transformer module.
-        tokenizer: Settings of the tokenizer.
-        sparse: Pooling of the logits of a masked language model; None: no sparse vectors.
-    """
-
-    folder: ModelFolder
-    network: str
-    hyperparameters: Mapping[str, Any]
-    family: Family
-    modules: list[tuple[str, str]]
-    settings: Mapping[str, Any]
-    tokenizer: TokenizerSettings
-    sparse: SparseConfig | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class _TaskSettings:
     """Settings that depend on the task, as in `SentenceConfig`. The defaults are for other tasks.
 
@@ -226,47 +202,25 @@ class _TaskSettings:
 
 
 def read_sentence_config(
-    folder: ModelFolder,
-    network: str,
-    hyperparameters: Mapping[str, Any],
-    family: tuple[str, Family],
-    config: EncoderConfig,
-    overrides: Overrides,
+    files: ModelFiles, config: EncoderConfig, overrides: Overrides
 ) -> SentenceConfig:
     """Return the sentence-transformers config of a model folder, with the overrides applied.
 
     Args:
-        folder: Model folder.
-        network: Path of the network's config.json, relative to the folder.
-        hyperparameters: Hyperparameters of the network in that file.
-        family: `model_type` in config.json, and the family of the model.
+        files: Files of the model.
         config: Hyperparameters of the encoder.
         overrides: Replacements for settings in the folder.
 
     Raises:
         CheckpointError: A file or a setting is invalid or unsupported; the message names it.
     """
-    modules = read_modules(folder)
-    transformer = modules[0][1] if modules else ""
-    model_type, known = family
+    folder, transformer, model_type = files.folder, files.transformer, files.model_type
     choice = overrides.pair_template
-    task, sparse = read_task(
-        *(folder, modules, hyperparameters, known, overrides.sparse),
-        has_template=choice not in (None, NONE),
-    )
+    has_template = choice not in (None, NONE)
+    task, sparse = read_task(files, sparse=overrides.sparse, has_template=has_template)
     settings = read_transformer_settings(folder, transformer, task)
     tokenizer = overrides.tokenizer or read_settings(folder, transformer, model_type)
-    files = _ModelFiles(
-        folder=folder,
-        network=network,
-        hyperparameters=hyperparameters,
-        family=known,
-        modules=modules,
-        settings=settings,
-        tokenizer=tokenizer,
-        sparse=sparse,
-    )
-    own = _read_task_settings(task, files, overrides)
+    own = _read_task_settings(task, files, settings, tokenizer, sparse, overrides)
     heads = own.heads
     normalize = isinstance(heads[-1], NormalizeConfig) if heads else False
     if own.multi:
@@ -275,17 +229,12 @@ def read_sentence_config(
     if truncate_dim is not None:  # sentence-transformers does not normalise after truncation
         heads, normalize = (*heads, TruncateConfig(truncate_dim)), False
     of_transformers = partial(load_tokenizer, folder, transformer, model_type)
-    of_tasks = _task_prompts(folder, network, config)
+    of_tasks = _task_prompts(files, config)
     prompts, default_prompt = read_prompts(folder, task, of_tasks, own.multi, overrides)
     _check_overrides(task, overrides)
-    of_modules = settings if modules else None
-    template = (
-        read_pair_template(
-            *(folder, transformer, of_transformers, of_modules, choice, len(own.labels))
-        )
-        if task.output == "logits"
-        else None
-    )
+    template = None
+    if task.output == "logits":
+        template = read_pair_template(files, of_transformers, settings, choice, len(own.labels))
     _check_prompts(template, prompts)
     pools_logits = own.pooling == (classifier.LATE,)
     include_prompt = _override(own.include_prompt, overrides.include_prompt)
@@ -303,13 +252,13 @@ def read_sentence_config(
         heads=heads[:-1] if normalize else heads,
         normalize=_override(normalize, overrides.normalize),
         similarity=read_similarity(folder, task.output),
-        matryoshka_dimensions=_matryoshka_dimensions(folder, network),
+        matryoshka_dimensions=_matryoshka_dimensions(folder, files.config_name),
         truncation_side=tokenizer.truncation_side,
         token_types=max(1, config.type_vocab_size) if tokenizer.gives_token_types else 1,
         labels=own.labels,
         pools_logits=pools_logits,
         skipped_id=own.skipped_id,
-        activation=_activation(folder, hyperparameters, task, len(own.labels)),
+        activation=_activation(files, task, len(own.labels)),
         answers=own.answers,
         pair_template=template,
         sparse=own.sparse,
@@ -327,45 +276,48 @@ def read_sentence_config(
     )
 
 
-def _read_task_settings(task: Task, files: _ModelFiles, overrides: Overrides) -> _TaskSettings:
+def _read_task_settings(
+    task: Task,
+    files: ModelFiles,
+    settings: Mapping[str, Any],
+    tokenizer: TokenizerSettings,
+    sparse: SparseConfig | None,
+    overrides: Overrides,
+) -> _TaskSettings:
     """Return the settings of a task.
 
     Raises:
         CheckpointError: One is invalid or unsupported; the message names it.
     """
-    folder, modules, tokenizer = files.folder, files.modules, files.tokenizer
-    hyperparameters, family, network = files.hyperparameters, files.family, files.network
-    if files.sparse:
-        masked_lm.check_supported(hyperparameters, family, network)
-        is_tied = bool(hyperparameters.get("tie_word_embeddings", True))
-        return _TaskSettings(sparse=replace(files.sparse, tied=is_tied))
+    if sparse:
+        masked_lm.check_supported(files)
+        is_tied = bool(files.config.get("tie_word_embeddings", True))
+        return _TaskSettings(sparse=replace(sparse, tied=is_tied))
     if task is MULTI_VECTOR:
-        limit = overrides.max_tokens
-        multi = multi_vector.read_config(folder, modules, files.settings, tokenizer, limit)
+        multi = multi_vector.read_config(files, settings, tokenizer, overrides.max_tokens)
         return _TaskSettings(multi=multi)
     if task is SPANS:
-        return _TaskSettings(spans=gliner.read_config(folder))
+        return _TaskSettings(spans=gliner.read_config(files.folder))
     if task is TOKEN_CLASSIFICATION:
-        token_classifier.check_supported(hyperparameters, family, network)
-        return _TaskSettings(labels=classifier.read_labels(hyperparameters, network))
+        token_classifier.check_supported(files)
+        return _TaskSettings(labels=classifier.read_labels(files))
     if task is CLASSIFICATION:
         return _TaskSettings(
-            pooling=(classifier.read_pooling(hyperparameters, family, network),),
-            skipped_id=classifier.read_skipped_id(hyperparameters, family, network),
-            labels=classifier.read_labels(hyperparameters, network),
+            pooling=(classifier.read_pooling(files),),
+            skipped_id=classifier.read_skipped_id(files),
+            labels=classifier.read_labels(files),
         )
     if task is LOGITS_OF_TOKENS:
-        chosen = answers_of(overrides.pair_template)
-        answers = logit_score.read_answers(folder, modules, hyperparameters, family, chosen)
+        answers = logit_score.read_answers(files, answers_of(overrides.pair_template))
         return _TaskSettings(pooling=("last",), labels=(answers.label,), answers=answers)
-    pooling, include_prompt = read_pooling(folder, modules, network, family, overrides.pooling)
-    projection, has_tokens = _projection(family, hyperparameters, network, overrides.tokens)
-    heads = tuple(read_heads(folder, modules))
+    pooling, include_prompt = read_pooling(files, overrides.pooling)
+    projection, has_tokens = _projection(files, overrides.tokens)
+    heads = tuple(read_heads(files))
     if task is SCORES:
         labels = classifier.labels_of_scores(heads, include_prompt)
         per_token: tuple[Output, ...] = ()
     else:
-        labels, per_token = (), hybrid.read_outputs(folder, sparse=overrides.sparse)
+        labels, per_token = (), hybrid.read_outputs(files.folder, sparse=overrides.sparse)
     return _TaskSettings(
         pooling=pooling,
         include_prompt=include_prompt,
@@ -405,9 +357,7 @@ def _check_prompts(template: PairTemplate | None, prompts: Mapping[str, str]) ->
         )
 
 
-def _projection(
-    family: Family, config: Mapping[str, Any], network: str, tokens: bool | None
-) -> tuple[int | None, bool | None]:
+def _projection(files: ModelFiles, tokens: bool | None) -> tuple[int | None, bool | None]:
     """Return the width to which the checkpoint projects vectors, and whether it has token vectors.
 
     The width is None if it projects none; then the choice `tokens` is returned.
@@ -415,17 +365,18 @@ def _projection(
     Raises:
         CheckpointError: The width is invalid, or `tokens` selects token vectors.
     """
-    if not family.projection:
+    if not files.family.projection:
         return None, tokens
     if tokens:
         raise CheckpointError(
             "token vectors cannot be exported, because the model projects them; the graph projects "
             "the pooled vector instead, which is the same"
         )
-    width = config.get("num_labels")
+    width = files.config.get("num_labels")
     if not is_size(width):
         raise CheckpointError(
-            f"{network}: num_labels is {width!r}; it must be the width of the model's vectors"
+            f"{files.config_name}: num_labels is {width!r}; it must be the width of the model's "
+            "vectors"
         )
     return width, False
 
@@ -456,15 +407,17 @@ def _override(own: bool, override: bool | None) -> bool:
     return own if override is None else override
 
 
-def _task_prompts(folder: ModelFolder, network: str, config: EncoderConfig) -> dict[str, str]:
+def _task_prompts(files: ModelFiles, config: EncoderConfig) -> dict[str, str]:
     """Return the prompt of each adapter's task, by adapter name."""
     if config.adapters is None:
         return {}
-    instructions = folder.json(network, dict).get("task_instructions")
+    instructions = files.config.get("task_instructions")
     texts = instructions if isinstance(instructions, dict) else {}
     for task in config.adapters.names:
         if not isinstance(texts.get(task), str):
-            raise CheckpointError(f"{network}: task_instructions has no text for {task!r}")
+            raise CheckpointError(
+                f"{files.config_name}: task_instructions has no text for {task!r}"
+            )
     return {task: texts[task] for task in config.adapters.names}
 
 
@@ -524,16 +477,15 @@ def read_prompts(
     return prompts, default
 
 
-def _activation(folder: ModelFolder, config: Mapping[str, Any], task: Task, labels: int) -> str:
+def _activation(files: ModelFiles, task: Task, labels: int) -> str:
     """Return the activation of the logits; "identity" for a model without labels."""
     if task is TOKEN_CLASSIFICATION:
         return token_classifier.ACTIVATION
-    own = folder.json(MODEL_CONFIG, dict, {}).get("activation_fn")
     if not labels:
         return "identity"
     # Only sentence-transformers has models in modules. Its default for several scores is none.
     default = "identity" if task is SCORES and labels > 1 else None
-    return classifier.read_activation(config, own, labels, default)
+    return classifier.read_activation(files, labels, default)
 
 
 def read_truncate_dim(folder: ModelFolder) -> int | None:

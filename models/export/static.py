@@ -19,21 +19,19 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.export.model_folder import CheckpointError, ModelFolder, check_defaults, join
-from models.export.modules import MODEL_CONFIG
+from models.export.model_folder import CheckpointError, ModelFolder, join
+from models.export.modules import MODEL_CONFIG, read_normalize
 from models.export.router import class_name
 from models.export.sentence_config import Overrides, read_prompts, read_truncate_dim
 from models.export.similarity import read_similarity
 from models.export.tasks import EMBEDDING
 from models.export.tokenizer_settings import TOKENIZER
 from models.export.transformers_tokenizer import check_random, read_tokenizer_file
-from models.manifest import SimilarityName, TokenRules
+from models.manifest import NO_LIMIT, SimilarityName, TokenRules
 
 _MODULE = "StaticEmbedding"
 # Name of its table.
 _WEIGHT = "embedding.weight"
-# Maximum length of a text that is not truncated, in tokens: the largest that a manifest can have.
-_NO_LIMIT = 2**20
 # Defaults of Model2Vec.
 _MAX_TOKENS = 512
 _NORMALIZE = False
@@ -152,10 +150,7 @@ def _read_modules(folder: ModelFolder, modules: list[Any]) -> tuple[str, bool]:
         )
     paths = [str(module.get("path") or "") for module in modules]
     for path in paths[1:]:
-        name = join(path, "config.json")
-        embedding = "sentence_embedding"
-        defaults = {"module_input_name": embedding, "module_output_name": embedding}
-        check_defaults(folder.json(name, dict, {}), defaults, name)
+        read_normalize(folder, path)
     return join(paths[0], ""), len(kinds) > 1
 
 
@@ -217,7 +212,7 @@ def _read_model2vec(
     if not isinstance(normalize, bool):
         raise CheckpointError(f"{name}: normalize has the invalid value {normalize!r}")
     unknown = _unknown_id(tokenizer)
-    rules = TokenRules(max_tokens=_NO_LIMIT, dropped=() if unknown is None else (unknown,))
+    rules = TokenRules(max_tokens=NO_LIMIT, dropped=() if unknown is None else (unknown,))
     own = config.get("max_length", _MAX_TOKENS)
     if overrides.max_tokens is not None:
         own = overrides.max_tokens
@@ -238,7 +233,7 @@ def _unknown_id(tokenizer: Tokenizer) -> int | None:
 
 def _read_truncation(truncation: dict[str, Any] | None, overrides: Overrides) -> TokenRules:
     """Return the rules of the truncation in a tokenizer.json; None: texts are not truncated."""
-    limit: object = _NO_LIMIT
+    limit: object = NO_LIMIT
     if truncation is not None:
         if truncation["strategy"] == "only_second":  # fails on single texts
             raise CheckpointError(f"{TOKENIZER}: the truncation strategy only_second is for pairs")
@@ -249,6 +244,6 @@ def _read_truncation(truncation: dict[str, Any] | None, overrides: Overrides) ->
 
 
 def _checked_limit(limit: object, name: str) -> int:
-    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= _NO_LIMIT:
-        raise CheckpointError(f"{name} is {limit!r}; it must be from 1 to {_NO_LIMIT}")
+    if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= NO_LIMIT:
+        raise CheckpointError(f"{name} is {limit!r}; it must be from 1 to {NO_LIMIT}")
     return limit

@@ -1,6 +1,6 @@
 """Tasks of models: what a network computes, as the files of its folder declare it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,8 +13,8 @@ from models.export import (
     multi_vector,
     token_classifier,
 )
-from models.export.families import Family
 from models.export.masked_lm import SparseConfig
+from models.export.model_files import ModelFiles
 from models.export.model_folder import (
     CheckpointError,
     ModelFolder,
@@ -117,20 +117,12 @@ SPARSE = Task(
 
 
 def read_task(
-    folder: ModelFolder,
-    modules: Sequence[tuple[str, str]],
-    hyperparameters: Mapping[str, Any],
-    family: Family,
-    sparse: bool,
-    has_template: bool,
+    files: ModelFiles, *, sparse: bool, has_template: bool
 ) -> tuple[Task, SparseConfig | None]:
     """Return the task of a model, and the pooling of its sparse vectors if it computes them.
 
     Args:
-        folder: Model folder.
-        modules: Class name and path of each module of sentence-transformers; may be empty.
-        hyperparameters: Content of the network's config.json.
-        family: Family of the network.
+        files: Files of the model.
         sparse: Whether a masked language model without modules, or an embedding model with a head
             for the weights of tokens, computes sparse vectors.
         has_template: Whether a causal language model without modules is a reranker.
@@ -138,27 +130,28 @@ def read_task(
     Raises:
         CheckpointError: The modules do not match the network, or a setting is not supported.
     """
-    if gliner.is_gliner(folder):
+    modules = files.modules
+    if gliner.is_gliner(files.folder):
         return SPANS, None
     kinds = [kind for kind, _ in modules]
     if SPLADE in kinds:
-        return SPARSE, _splade_config(folder, modules[1][1])
-    if sparse and not hybrid.has_weights(folder, hyperparameters, family):
-        if modules or not masked_lm.masked_lm_class(hyperparameters):
+        return SPARSE, _splade_config(files.folder, modules[1][1])
+    if sparse and not hybrid.has_weights(files):
+        if modules or not masked_lm.masked_lm_class(files.config):
             raise CheckpointError(
                 "sparse vectors need a masked language model, such as BertForMaskedLM in "
                 "config.json, without other modules of sentence-transformers, or a head for the "
                 "weights of tokens, such as NewForTokenClassification"
             )
         return SPARSE, SparseConfig()
-    if (task := _task_of_pairs(folder, modules, hyperparameters, has_template)) is not None:
+    if (task := _task_of_pairs(files, has_template=has_template)) is not None:
         return task, None
     is_multi = kinds[1:2] not in ([], ["Pooling"])
-    if is_multi or multi_vector.is_stanford(modules, hyperparameters):
+    if is_multi or multi_vector.is_stanford(files):
         return MULTI_VECTOR, None
-    if len(modules) < 2 and classifier.classifies(hyperparameters):
+    if len(modules) < 2 and classifier.classifies(files.config):
         return CLASSIFICATION, None
-    if not modules and token_classifier.tags(hyperparameters, family):
+    if not modules and token_classifier.tags(files):
         return TOKEN_CLASSIFICATION, None
     if len(modules) == 1:
         raise CheckpointError(
@@ -168,17 +161,12 @@ def read_task(
     return EMBEDDING, None
 
 
-def _task_of_pairs(
-    folder: ModelFolder,
-    modules: Sequence[tuple[str, str]],
-    hyperparameters: Mapping[str, Any],
-    has_template: bool,
-) -> Task | None:
+def _task_of_pairs(files: ModelFiles, *, has_template: bool) -> Task | None:
     """Return the task of a reranker that is no sequence classification model; None: it is none."""
-    is_causal = has_template and not modules and logit_score.is_causal(hyperparameters)
-    if is_causal or [kind for kind, _ in modules[1:]] == [LOGIT_SCORE]:
+    is_causal = has_template and not files.modules and logit_score.is_causal(files.config)
+    if is_causal or [kind for kind, _ in files.modules[1:]] == [LOGIT_SCORE]:
         return LOGITS_OF_TOKENS
-    return SCORES if scores_pairs(folder, modules) else None
+    return SCORES if scores_pairs(files) else None
 
 
 def _splade_config(folder: ModelFolder, subfolder: str) -> SparseConfig:
@@ -227,13 +215,9 @@ def read_transformer_settings(
     if task.library_class == "CrossEncoder" and isinstance(modalities, dict):
         # Messages pass through the network like texts; `models.export.pair_template` reads their
         # format.
-        message = {**expected["modality_config"]["text"], "format": None}
-        read["modality_config"] = {
-            kind: own
-            for kind, own in modalities.items()
-            if not (isinstance(own, dict) and {**own, "format": None} == message)
-            or kind != "message"
-        }
+        own, text = modalities.get("message"), expected["modality_config"]["text"]
+        if isinstance(own, dict) and {**own, "format": None} == {**text, "format": None}:
+            read["modality_config"] = {k: v for k, v in modalities.items() if k != "message"}
     check_defaults(read, expected, name)
     check_known(settings, {*expected, *_TRANSFORMER_SUPPORTED, *task.settings}, name)
     return settings

@@ -22,6 +22,7 @@ from models.export.transformers_tokenizer import (
     check_random,
     load_tokenizer,
     no_file_error,
+    read_tokenizer_file,
 )
 from models.packing import prompt_length
 from models.panics import panics_as_errors
@@ -160,7 +161,7 @@ def _without_unused(
     beyond = {token["content"] for token in added if token["id"] >= vocab_size}
     if not beyond:
         return tokenizer
-    own = Tokenizer.from_buffer(folder.bytes(join(subfolder, "tokenizer.json"), 2**63))
+    own = read_tokenizer_file(folder, subfolder)
     files = [folder.json(join(subfolder, name), dict, {}) for name in (CONFIG, *TOKEN_FILES)]
     named = {*own.get_vocab(with_added_tokens=True), *_strings(files)} - {*_IMAGE_TOKENS}
     kept = [token for token in added if token["content"] not in beyond - named]

@@ -41,7 +41,7 @@ GUARDS = (
     ),
     Guard(
         "models/export/checkpoint.py",
-        'if configs[-1].outputs[0] == "pooled" and not is_named:',
+        'if sentence_config.outputs[0] == "pooled" and not is_named:',
         "if False:",
         f"{_Y}test_language_model_without_a_purpose_is_refused",
     ),
@@ -190,7 +190,7 @@ GUARDS = (
     # Checkpoints from elsewhere.
     Guard(
         "models/export/checkpoint.py",
-        "        _build(folder, *configs, lambda _: None)\n",
+        "        _build(files, config, sentence_config, lambda _: None)\n",
         "        pass\n",
         f"{_M}test_terabytes_that_a_config_claims_are_not_allocated",
     ),

@@ -19,7 +19,6 @@ from models.export.families.family import (
     Classifier,
     Family,
     MaskedLM,
-    Names,
     TensorPart,
     Tensors,
 )
@@ -46,7 +45,6 @@ __all__ = [
     "Classifier",
     "Family",
     "MaskedLM",
-    "Names",
     "TensorPart",
     "Tensors",
 ]

@@ -3,10 +3,11 @@
 Source: Boizard et al. 2025, arXiv:2503.05500.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Classifier, Family, Settings, read_biases
+from models.export.families.family import Classifier, Settings, read_biases
 from models.export.families.rotary import read_rotary
 from models.network.config import AttentionConfig
 
@@ -21,20 +22,17 @@ def _derive(config: Settings) -> dict[str, Any]:
     }
 
 
-EUROBERT = Family(
-    config=llama.CONFIG,
+EUROBERT = replace(
+    llama.LLAMA,
     defaults={
         "hidden_act": "silu",
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
     },
-    constants=llama.CONSTANTS,
     derived=_derive,
     required={**llama.REQUIRED, "is_causal": False},
-    layouts=(llama.TENSORS,),
+    causal_head="",
     token_classifier=Classifier(),
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
     classifier=Classifier(
         dense="dense",
         activation="GELU",

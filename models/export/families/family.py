@@ -1,7 +1,7 @@
 """Declaration of a model family: config fields, tensor names, required values, unused tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -19,16 +19,14 @@ class TensorPart:
     """Part `index`, from 0, of a checkpoint tensor split into `count` equal parts along axis 0."""
 
     name: str
-    index: int
-    count: int
+    index: int = 0
+    count: int = 1
 
 
-# Checkpoint tensors to concatenate along the first axis.
-Names = tuple[str | TensorPart, ...]
-# Checkpoint tensors of each key of the encoder's state dict.
-Tensors = Mapping[str, Names]
-# Checkpoint modules of each module of the encoder; a single module needs no tuple.
-Modules = Mapping[str, Names | str]
+# Checkpoint tensors to concatenate along the first axis, for each key of the encoder's state dict.
+Tensors = Mapping[str, tuple[TensorPart, ...]]
+# Checkpoint modules of each module of the encoder, or parts of them; a single one needs no tuple.
+Modules = Mapping[str, str | tuple[str | TensorPart, ...]]
 Settings = Mapping[str, Any]
 # Returns a parameter's value from its concatenated checkpoint tensors and the encoder's config.
 Value = Callable[[Tensor, EncoderConfig], Tensor]
@@ -220,15 +218,15 @@ def tensors(*, weights: Mapping[str, str], modules: Modules) -> Tensors:
             the bias of every module. "layers.{i}.self_attn.in_proj" has the modules of query, key
             and value, in this order, or one module for all three.
     """
-    layout: dict[str, Names] = {key: (name,) for key, name in weights.items()}
+    layout: dict[str, tuple[TensorPart, ...]] = {
+        key: (TensorPart(name),) for key, name in weights.items()
+    }
     for module, sources in modules.items():
-        names = (sources,) if isinstance(sources, str) else sources
+        own = (sources,) if isinstance(sources, str) else sources
+        parts = [TensorPart(part) if isinstance(part, str) else part for part in own]
         separator = "_" if module.endswith("in_proj") else "."  # in_proj_weight, as in torch
         for kind in ("weight", "bias"):
             layout[f"{module}{separator}{kind}"] = tuple(
-                TensorPart(f"{name.name}.{kind}", name.index, name.count)
-                if isinstance(name, TensorPart)
-                else f"{name}.{kind}"
-                for name in names
+                replace(part, name=f"{part.name}.{kind}") for part in parts
             )
     return layout

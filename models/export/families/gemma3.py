@@ -86,6 +86,6 @@ GEMMA3 = Family(
         r".*norm\d?\.weight": lambda weight, _: 1.0 + weight,
         r"embeddings\.word\.weight": lambda weight, config: weight * math.sqrt(config.d_model),
     },
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
+    prefixes=llama.LLAMA.prefixes,
+    ignored=llama.LLAMA.ignored,
 )

@@ -6,6 +6,7 @@ linear layers, and to A B in embeddings.
 Source: Sturua et al. 2024, arXiv:2409.10173.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from models.export.families import bert, rotary
@@ -14,6 +15,7 @@ from models.export.families.family import (
     Family,
     Modules,
     Settings,
+    TensorPart,
     Tensors,
     read_count,
     read_flag,
@@ -84,24 +86,19 @@ def _read_adapters(config: Settings) -> AdapterConfig | None:
 
 def _with_adapters(layout: Tensors) -> Tensors:
     """Return a layout with the tensor names of a checkpoint with adapters."""
-    weights = {f"{module}.weight" for module in _ADAPTED.values()}
+    originals = {
+        f"{module}.weight": f"{module}.{_PARAMETRIZATION}.original" for module in _ADAPTED.values()
+    }
     updates = {
-        f"{module}.{ours}": (f"{source}.{_PARAMETRIZATION}.0.lora_{theirs}",)
+        f"{module}.{ours}": (TensorPart(f"{source}.{_PARAMETRIZATION}.0.lora_{theirs}"),)
         for module, source in _ADAPTED.items()
         for ours, theirs in (("down", "A"), ("up", "B"))
     }
-    return {
-        **{
-            key: tuple(
-                f"{str(name).removesuffix('.weight')}.{_PARAMETRIZATION}.original"
-                if name in weights
-                else name
-                for name in names
-            )
-            for key, names in layout.items()
-        },
-        **updates,
+    renamed = {
+        key: tuple(replace(part, name=originals.get(part.name, part.name)) for part in parts)
+        for key, parts in layout.items()
     }
+    return {**renamed, **updates}
 
 
 _PLAIN = tensors(weights=rotary.EMBEDDINGS, modules=_MODULES)

@@ -127,18 +127,12 @@ MODULES: Modules = {
     "layers.{i}.linear2": "layers.{i}.mlp.down_proj",
     "final_norm": "norm",
 }
-TENSORS = tensors(weights=WEIGHTS, modules=MODULES)
-PREFIXES = ("model.",)
-# Older files contain the rotary frequencies, which are computed.
-IGNORED = (r"lm_head\..*", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
-CAUSAL_HEAD = "lm_head"
 # Names of poolings in NVIDIA's files.
 POOLINGS = {"avg": "mean", "cls": "cls", "last": "last"}
-# Heads of transformers' generic classes for decoders.
-CLASSIFIER = Classifier(
+# Head of transformers' generic class for decoders.
+_CLASSIFIER = Classifier(
     out="score", out_bias=False, poolings={"last": "last"}, skips_padding_ids=True
 )
-TOKEN_CLASSIFIER = Classifier(out="score", required={"token_classification_bias": True})
 
 
 def _derive(config: Settings) -> dict[str, Any]:
@@ -162,12 +156,13 @@ LLAMA = Family(
     constants=CONSTANTS,
     derived=_derive,
     required={**REQUIRED, "sliding_window": None},
-    layouts=(TENSORS,),
-    prefixes=PREFIXES,
-    ignored=IGNORED,
-    causal_head=CAUSAL_HEAD,
-    classifier=CLASSIFIER,
-    token_classifier=TOKEN_CLASSIFIER,
+    layouts=(tensors(weights=WEIGHTS, modules=MODULES),),
+    prefixes=("model.",),
+    # Older files contain the rotary frequencies, which are computed.
+    ignored=(r"lm_head\..*", r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"),
+    causal_head="lm_head",
+    classifier=_CLASSIFIER,
+    token_classifier=Classifier(out="score", required={"token_classification_bias": True}),
 )
 
 
@@ -192,7 +187,7 @@ LLAMA_BIDIRECTIONAL = replace(
     bidirectional(LLAMA, "LlamaBidirectional"),
     poolings=POOLINGS,
     classifier=replace(
-        CLASSIFIER,
+        _CLASSIFIER,
         poolings=POOLINGS,
         pooling_field="pooling",
         skips_padding_ids=False,

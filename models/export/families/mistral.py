@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Family, Settings, read_number
+from models.export.families.family import Settings, read_number
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
 from models.export.families.rotary_scaling import DECODER_TYPES, original_length
 from models.export.model_folder import CheckpointError
@@ -29,8 +29,8 @@ def _derive(config: Settings) -> dict[str, Any]:
     return {**heads, "attention": layers_of_types(config, {kind: attention}, types)}
 
 
-MISTRAL = Family(
-    config=llama.CONFIG,
+MISTRAL = replace(
+    llama.LLAMA,
     defaults={
         "hidden_act": "silu",
         "max_position_embeddings": 131_072,
@@ -40,12 +40,6 @@ MISTRAL = Family(
     constants={**llama.CONSTANTS, "biases": frozenset()},
     derived=_derive,
     required=llama.REQUIRED,
-    layouts=(llama.TENSORS,),
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
-    causal_head=llama.CAUSAL_HEAD,
-    classifier=llama.CLASSIFIER,
-    token_classifier=llama.TOKEN_CLASSIFIER,
 )
 
 

@@ -3,10 +3,11 @@
 Source: Yang et al. 2024, arXiv:2407.10671.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from models.export.families import llama
-from models.export.families.family import Family, Settings, read_count, read_flag
+from models.export.families.family import Settings, read_count, read_flag
 from models.export.families.rotary import FULL, SLIDING, layers_of_types, read_rotary
 from models.export.families.rotary_scaling import DECODER_TYPES
 from models.network.config import AttentionConfig
@@ -33,8 +34,8 @@ def read_layers(config: Settings) -> dict[str, Any]:
     return {**heads, "attention": layers_of_types(config, kinds, types)}
 
 
-QWEN2 = Family(
-    config=llama.CONFIG,
+QWEN2 = replace(
+    llama.LLAMA,
     defaults={
         "hidden_act": "silu",
         "max_position_embeddings": 32768,
@@ -43,10 +44,4 @@ QWEN2 = Family(
     constants={**llama.CONSTANTS, "biases": frozenset({"in_proj"})},
     derived=read_layers,
     required={**llama.REQUIRED, "use_mrope": False},
-    layouts=(llama.TENSORS,),
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
-    causal_head=llama.CAUSAL_HEAD,
-    classifier=llama.CLASSIFIER,
-    token_classifier=llama.TOKEN_CLASSIFIER,
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from models.export.families import llama, qwen2
-from models.export.families.family import Family, Settings, read_biases
+from models.export.families.family import Settings, read_biases
 
 
 def _derive(config: Settings) -> dict[str, Any]:
@@ -15,23 +15,12 @@ def _derive(config: Settings) -> dict[str, Any]:
     return {**qwen2.read_layers(config), "biases": biases}
 
 
-QWEN3 = Family(
-    config=llama.CONFIG,
-    defaults={
-        "hidden_act": "silu",
-        "max_position_embeddings": 32768,
-        "rms_norm_eps": 1e-6,
-        "head_dim": 128,
-    },
+QWEN3 = replace(
+    qwen2.QWEN2,
+    defaults={**qwen2.QWEN2.defaults, "head_dim": 128},
     constants={**llama.CONSTANTS, "qk_norm": "head"},
     derived=_derive,
     required=llama.REQUIRED,
-    layouts=(llama.TENSORS,),
-    prefixes=llama.PREFIXES,
-    ignored=llama.IGNORED,
-    causal_head=llama.CAUSAL_HEAD,
-    classifier=llama.CLASSIFIER,
-    token_classifier=llama.TOKEN_CLASSIFIER,
 )
 
 # Perplexity's pplx-embed and Voyage's voyage-4-nano.

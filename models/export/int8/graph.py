@@ -75,16 +75,15 @@ def add_int8_graph(
     source = folder / artifact.graph("openvino", "float32").file
     calibrating = calibration_rows(manifest, tokenizer, texts)
     rounded = _round(source, calibrating)
-    costs = {products.name: own.cost for products, own in rounded}
-    costly = sorted(rounded, key=lambda pair: -pair[1].cost)
+    costly = sorted(rounded, key=lambda pair: -pair[1].cost)  # the greatest cost first
+    costs = {products.name: own.cost for products, own in costly}
     float_graph = onnx.load(source)
-    broken: list[str] = []
     exact = open_engine(artifact)
     held_out = _held_out(manifest, tokenizer, texts)
     expected = [run_rows(exact, own.rows, manifest.outputs[0]) for own in held_out]
     exact.close()
     for share in _FLOAT_SHARES:
-        kept = [products.name for products, _ in costly[: math.ceil(share * len(rounded))]]
+        kept = [*costs][: math.ceil(share * len(rounded))]
         own = [pair for pair in rounded if pair[0].name not in kept]
         for file in (FILE, WEIGHTS):
             (folder / file).unlink(missing_ok=True)
@@ -110,7 +109,7 @@ def add_int8_graph(
             measures=measures,
             by_length=tuple(by_length),
             check={name: asdict(worst) for name, worst in check.items()},
-            costs={name: float(f"{cost:.3g}") for name, cost in _sort(costs)},
+            costs={name: float(f"{cost:.3g}") for name, cost in costs.items()},
             float_layers=tuple(kept),
         )
         added = _with_graph(artifact, replace(graph, quality=quality))
@@ -118,7 +117,7 @@ def add_int8_graph(
         engine.close()
         write_manifest(folder, added.manifest)
         return added
-    table = ", ".join(f"{name} {cost:.1e}" for name, cost in _sort(costs)[:8])
+    table = ", ".join(f"{name} {cost:.1e}" for name, cost in [*costs.items()][:8])
     raise EngineError(
         f"the int8 graph is below the bounds even with {len(kept)} of {len(rounded)} layers in "
         f"float: {'; '.join(broken)}. Relative errors of the costliest layers: {table}"
@@ -185,10 +184,6 @@ def _measure(
         )
         for own, vectors in zip(rows, expected, strict=True)
     ]
-
-
-def _sort(costs: dict[str, float]) -> list[tuple[str, float]]:
-    return sorted(costs.items(), key=lambda item: -item[1])
 
 
 def _round(source: Path, rows: TextRows) -> list[tuple[Products, Rounded]]:

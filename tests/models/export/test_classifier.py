@@ -11,7 +11,7 @@ import transformers
 from sentence_transformers import CrossEncoder
 
 from models.artifact import Artifact
-from models.engines import OUTPUTS, EngineError, open_engine, self_check
+from models.engines import OUTPUTS, Output, open_engine
 from models.engines.outputs import compare
 from models.export.checkpoint import load
 from models.export.exporter import export
@@ -27,6 +27,7 @@ from tests.models.checkpoints import (
     save_tokenizer,
     write_json,
 )
+from tests.models.wrong_outputs import assert_self_check_refuses
 
 IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
 UNSUPPORTED = ("gemma3_text", "t5")
@@ -126,27 +127,18 @@ WRONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
-def test_self_check_refuses_wrong_logits(
-    wrong: str, exported: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = open_engine(exported, "onnxruntime")
-    assert self_check(engine, exported)["logits"].norm < 1e-5
-    runs = [
-        lambda *args, run=run: [WRONG[wrong](logits) for logits in run(*args)]
-        for run in engine.runs
-    ]
-    monkeypatch.setattr(engine, "runs", runs)
-    with pytest.raises(EngineError, match="self-check failed: the output 'logits'"):
-        self_check(engine, exported)
+def test_self_check_refuses_wrong_logits(wrong: str, exported: Artifact) -> None:
+    assert_self_check_refuses(exported, "logits", WRONG[wrong])
 
 
 @pytest.mark.parametrize("wrong", [name for name in WRONG if name != "order of labels"])
 @pytest.mark.parametrize("logit", [0.3, 4.0, -12.0])
-def test_bounds_detect_a_wrong_single_logit(wrong: str, logit: float) -> None:
+@pytest.mark.parametrize("output", ["logits", "tags"])
+def test_bounds_detect_a_wrong_single_logit(output: Output, wrong: str, logit: float) -> None:
     expected = np.array([[logit]])
-    bounds = OUTPUTS["logits"].bounds["float32"]
-    assert compare("logits", expected * (1 + 1e-6), expected).is_within(bounds)
-    assert not compare("logits", WRONG[wrong](expected), expected).is_within(bounds)
+    bounds = OUTPUTS[output].bounds["float32"]
+    assert compare(output, expected * (1 + 1e-6), expected).is_within(bounds)
+    assert not compare(output, WRONG[wrong](expected), expected).is_within(bounds)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from models.artifact import Artifact, sha256
-from models.engines import EngineError, open_engine, self_check
+from models.engines import open_engine
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.gliner_rows import check_row, least_tokens
@@ -28,6 +28,7 @@ from models.packing import INPUT_NAMES, NO_TOKEN, WORD_NAMES, PackedBatch, pack
 from service.inference.tokenizing.labelled_texts import LabelledTexts
 from tests.models.checkpoints import edit_json, edit_tensors, write_json
 from tests.models.gliner import KINDS, Gliner, save_gliner
+from tests.models.wrong_outputs import assert_self_check_refuses
 from tests.shared_traces import trace_once
 
 LABELS = ["cat thing", "the", "A w5"]
@@ -195,18 +196,8 @@ WRONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
-def test_self_check_refuses_wrong_logits(
-    wrong: str, exported: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = open_engine(exported, "onnxruntime")
-    assert self_check(engine, exported)["spans"].norm < 1e-5
-    runs = [
-        lambda *args, run=run: [WRONG[wrong](logits) for logits in run(*args)]
-        for run in engine.runs
-    ]
-    monkeypatch.setattr(engine, "runs", runs)
-    with pytest.raises(EngineError, match="self-check failed: the output 'spans'"):
-        self_check(engine, exported)
+def test_self_check_refuses_wrong_logits(wrong: str, exported: Artifact) -> None:
+    assert_self_check_refuses(exported, "spans", WRONG[wrong])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from models.artifact import Artifact
-from models.engines import EngineError, open_engine, self_check
+from models.engines import Output, open_engine
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
@@ -30,6 +30,7 @@ from tests.models.checkpoints import (
     save_tokenizer,
     write_json,
 )
+from tests.models.wrong_outputs import assert_self_check_refuses
 
 ROWS = [[0, 5, 6, 7, 5, 2], [0, 9, 2], [0, *range(4, 30), 2], [0, 5, 3, 2]]
 HEADS = ("sparse_linear", "colbert_linear")
@@ -101,21 +102,9 @@ WRONG: dict[str, Callable[[NDArray[np.float32]], NDArray[np.float32]]] = {
 @pytest.mark.parametrize("output", ["weights", "multi"])
 @pytest.mark.parametrize("wrong", WRONG)
 def test_self_check_covers_each_output(
-    exported: tuple[Path, Artifact], output: str, wrong: str, monkeypatch: pytest.MonkeyPatch
+    exported: tuple[Path, Artifact], output: Output, wrong: str
 ) -> None:
-    _, artifact = exported
-    engine = open_engine(artifact, "onnxruntime")
-
-    def mistaken(run: Callable[..., list[NDArray[np.float32]]]) -> Callable[..., object]:
-        def run_wrong(batch: object, outputs: list[str]) -> list[NDArray[np.float32]]:
-            pairs = zip(outputs, run(batch, outputs), strict=True)
-            return [WRONG[wrong](own) if name == output else own for name, own in pairs]
-
-        return run_wrong
-
-    monkeypatch.setattr(engine, "runs", [mistaken(run) for run in engine.runs])
-    with pytest.raises(EngineError, match=f"self-check failed: the output '{output}'"):
-        self_check(engine, artifact)
+    assert_self_check_refuses(exported[1], output, WRONG[wrong])
 
 
 def test_tokens_without_weights_are_those_of_the_tokenizer(tmp_path: Path) -> None:

@@ -122,9 +122,16 @@ def test_queries_have_the_maximum_length_of_their_tokenizer(folder: Path) -> Non
     rules = table_of(folder, Overrides(max_tokens=10)).rules
     assert (rules["query"].max_tokens, rules["document"].max_tokens) == (12, 10)
     edit_json(file, model_max_length=int(1e30))
-    assert table_of(folder).rules["query"].max_tokens == 2**31 - 1
+    assert table_of(folder).rules["query"].max_tokens == 2**20
     edit_json(file, model_max_length=None)
-    assert table_of(folder).rules["query"].max_tokens == 2**31 - 1
+    assert table_of(folder).rules["query"].max_tokens == 2**20
+
+
+@pytest.mark.slow
+def test_queries_may_have_no_maximum_length(folder: Path, tmp_path: Path) -> None:
+    edit_json(folder / QUERY_MODULE / "tokenizer_config.json", model_max_length=None)
+    artifact, _ = export(resolve(str(folder)), tmp_path / "artifact")
+    assert Artifact.load(artifact.path).manifest.token_rules["query"].max_tokens == 2**20
 
 
 def test_weights_in_json_are_those_of_sentence_transformers(

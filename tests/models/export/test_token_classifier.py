@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from models.artifact import Artifact
-from models.engines import OUTPUTS, EngineError, Precision, open_engine, self_check
+from models.engines import OUTPUTS, EngineError, Precision, open_engine
 from models.engines.outputs import compare
 from models.export import parity
 from models.export.checkpoint import load
@@ -30,6 +30,7 @@ from tests.models.checkpoints import (
     write_json,
 )
 from tests.models.jina_bert import CODE_OF
+from tests.models.wrong_outputs import assert_self_check_refuses
 
 UNSUPPORTED = ("gemma3_text", *CODE_OF)
 FAMILIES = [family for family in CONFIGS if family not in UNSUPPORTED]
@@ -123,18 +124,8 @@ WRONG = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wrong", WRONG)
-def test_self_check_refuses_wrong_logits(
-    wrong: str, exported: Artifact, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = open_engine(exported, "onnxruntime")
-    assert self_check(engine, exported)["tags"].norm < 1e-5
-    runs = [
-        lambda *args, run=run: [WRONG[wrong](logits) for logits in run(*args)]
-        for run in engine.runs
-    ]
-    monkeypatch.setattr(engine, "runs", runs)
-    with pytest.raises(EngineError, match="self-check failed: the output 'tags'"):
-        self_check(engine, exported)
+def test_self_check_refuses_wrong_logits(wrong: str, exported: Artifact) -> None:
+    assert_self_check_refuses(exported, "tags", WRONG[wrong])
 
 
 @pytest.mark.slow
@@ -152,15 +143,6 @@ def test_export_refuses_a_graph_with_wrong_logits(
     monkeypatch.setattr("models.export.exporter.reference_outputs", mistaken)
     with pytest.raises(EngineError, match="the output 'tags'"):
         export(resolve(str(tmp_path)), tmp_path / "artifact")
-
-
-@pytest.mark.parametrize("wrong", ["scale", "shift", "sign"])
-@pytest.mark.parametrize("logit", [0.3, 4.0, -12.0])
-def test_bounds_detect_a_wrong_single_logit(wrong: str, logit: float) -> None:
-    expected = np.array([[logit]])
-    bounds = OUTPUTS["tags"].bounds["float32"]
-    assert compare("tags", expected * (1 + 1e-6), expected).is_within(bounds)
-    assert not compare("tags", WRONG[wrong](expected), expected).is_within(bounds)
 
 
 GROSS = {
