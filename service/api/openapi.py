@@ -1,12 +1,13 @@
 """FastAPI's OpenAPI document, plus headers, limits and the bodies that handlers parse."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from service.api.auth import require_scope
 from service.api.errors import DESCRIPTIONS, PROBLEM
 from service.api.headers import PRIORITY, TIMEOUT
 from service.api.schemas import Problem, reference
@@ -67,6 +68,10 @@ def error_responses(
     }
 
 
+# Error responses of the native routes that run a model.
+NATIVE_ERRORS: Mapping[int | str, dict[str, Any]] = error_responses(*INFERENCE_STATUSES)
+
+
 def request_body(*models: type[BaseModel]) -> dict[str, Any]:
     """Return the OpenAPI description of a request body that the handler parses itself.
 
@@ -78,6 +83,29 @@ def request_body(*models: type[BaseModel]) -> dict[str, Any]:
         "application/json": {"schema": schemas[0] if len(schemas) == 1 else {"anyOf": schemas}}
     }
     return {"requestBody": {"required": True, "content": content}}
+
+
+def inference_route(
+    summary: str,
+    response: object,
+    *bodies: type[BaseModel],
+    responses: Mapping[int | str, dict[str, Any]] = NATIVE_ERRORS,
+) -> dict[str, Any]:
+    """Return the decorator arguments of a route that runs a model, and parses the body itself.
+
+    Args:
+        summary: Summary of the route.
+        response: Type of the response.
+        bodies: Model of the body, or alternative models.
+        responses: OpenAPI descriptions of its error responses.
+    """
+    return {
+        "summary": summary,
+        "dependencies": [require_scope("encode")],
+        "response_model": response,
+        "openapi_extra": request_body(*bodies),
+        "responses": responses,
+    }
 
 
 def openapi(
