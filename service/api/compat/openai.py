@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Tag
 
 from models.quantization import OutputDtype
 from service.api.auth import require_scope
@@ -20,7 +20,7 @@ from service.api.lease import lease_with_options
 from service.api.openapi import error_responses, request_body
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond, serialize_rows
-from service.api.schemas import Ids, PromptName, as_list
+from service.api.schemas import Ids, PromptName, as_list, by_type
 from service.api.state import State
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.similarity import keeps_similarity_at_unit_length
@@ -37,17 +37,6 @@ CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_scope("encode")])
 
 
-def _input_tag(value: object) -> str | None:
-    """Return the tag of the union member for this value, judged by the first element.
-
-    Without a tag, pydantic would try all union members, which takes seconds on large bodies.
-    """
-    if isinstance(value, list):
-        tags = {list: "rows", int: "row", float: "row"}
-        return tags.get(type(value[0]), "texts") if value else "texts"
-    return "text" if isinstance(value, str) else None
-
-
 class EmbeddingsRequest(BaseModel):
     """Texts or token ids to embed."""
 
@@ -58,11 +47,10 @@ class EmbeddingsRequest(BaseModel):
         | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")]
         | Annotated[Ids, Tag("row")]
         | Annotated[list[Ids], Field(fail_fast=True), Tag("rows")],
-        Discriminator(
-            _input_tag,
-            custom_error_type="input",
-            custom_error_message="Input should be a text, a list of texts, a list of token ids, or "
-            "a list of lists of token ids",
+        by_type(
+            {str: "text", list: "texts"},
+            "a text, a list of texts, a list of token ids, or a list of lists of token ids",
+            {list: "rows", int: "row", float: "row"},
         ),
     ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of lists of token "
