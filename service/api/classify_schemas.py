@@ -126,7 +126,3 @@ class ClassifyResponse(BaseModel):
         description="Number of tokens of the variants that were scored for explanations by "
         "deletion, equal ones once",
     )
-
-
-# Models of the request bodies that the handlers parse themselves.
-BODIES: tuple[type[BaseModel], ...] = (ClassifyRequest,)

@@ -329,6 +329,3 @@ class LoadResponse(BaseModel):
     eval: MeasureChange | None = Field(
         description="The measure of both versions; null: without `eval`"
     )
-
-
-BODIES = (LoadRequest,)

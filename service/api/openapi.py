@@ -1,6 +1,6 @@
 """FastAPI's OpenAPI document, plus headers, limits and the bodies that handlers parse."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from service.api.auth import require_scope
 from service.api.errors import DESCRIPTIONS, PROBLEM
 from service.api.headers import PRIORITY, TIMEOUT
-from service.api.schemas import Problem, reference
+from service.api.schemas import REFERENCED, Problem, reference
 from service.settings import LimitSettings
 
 _SECURITY_SCHEMES = {
@@ -110,7 +110,6 @@ def inference_route(
 
 def openapi(
     app: FastAPI,
-    bodies: Sequence[type[BaseModel]],
     limits: LimitSettings,
     *,
     needs_keys: bool,
@@ -120,8 +119,6 @@ def openapi(
 
     Args:
         app: The application.
-        bodies: Pydantic models to add to the schemas: request bodies that handlers parse, and
-            error responses.
         limits: Limits on the inputs of a request.
         needs_keys: Whether requests need API keys.
         replaced: Paths whose routes are replaced by others, which are not in the document.
@@ -133,8 +130,7 @@ def openapi(
         for path in replaced:
             document["paths"].pop(path, None)
         schemas = document["components"]["schemas"]
-        models: list[type[BaseModel]] = [*bodies, Problem]
-        for model in models:
+        for model in REFERENCED.values():
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
             for name in ("inputs", "input", "texts", "documents", "queries", "query"):

@@ -289,8 +289,13 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
+# Models of bodies that handlers parse and of error responses, by name: FastAPI does not know them.
+REFERENCED: dict[str, type[BaseModel]] = {}
+
+
 def reference(model: type[BaseModel]) -> dict[str, str]:
-    """Return a JSON reference to a pydantic model's schema in the OpenAPI document."""
+    """Return a JSON reference to a pydantic model's schema, which the OpenAPI document then has."""
+    REFERENCED[model.__name__] = model
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 

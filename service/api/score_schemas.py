@@ -181,7 +181,3 @@ class RerankResponse(BaseModel):
         description="Number of tokens of the variants that were scored for explanations by "
         "deletion, equal ones once",
     )
-
-
-# Bodies that the handlers parse themselves.
-BODIES: tuple[type[BaseModel], ...] = (ScoreRequest, RerankRequest)

@@ -85,7 +85,3 @@ class TagResponse(BaseModel):
     )
     tokens: list[int] = Field(description="Number of tokens of each input, after truncation")
     truncated: list[bool] = Field(description="Whether each input was truncated")
-
-
-# Bodies that the handlers parse themselves.
-BODIES: tuple[type[BaseModel], ...] = (TagRequest,)

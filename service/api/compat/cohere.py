@@ -120,8 +120,6 @@ class CohereEmbedResponse(BaseModel):
     )
 
 
-BODIES: tuple[type[BaseModel], ...] = (CohereEmbedRequest,)
-
 _ROUTE = inference_route(
     "Embed texts", CohereEmbedResponse, CohereEmbedRequest, responses=rerank.ERRORS
 )

@@ -173,8 +173,6 @@ _error_responses = partial(error_responses, schema=OpenAIErrorResponse, media_ty
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
-BODIES = (EmbeddingsRequest, OpenAIErrorResponse)
-
 
 @router.post(
     "/embeddings",

@@ -129,8 +129,6 @@ class RerankError(BaseModel):
     detail: str
 
 
-BODIES: tuple[type[BaseModel], ...] = (CompatRerankRequest, RerankError)
-
 ERRORS = error_responses(*INFERENCE_STATUSES, schema=RerankError, media_type=JSON)
 _ROUTE = inference_route(
     "Order documents by their relevance to a query",

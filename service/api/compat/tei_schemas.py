@@ -276,15 +276,3 @@ class TEIError(BaseModel):
 
     error: str
     error_type: Literal["Empty", "Validation", "Backend", "Overloaded", "Unhealthy"]
-
-
-BODIES = (
-    EmbedRequest,
-    EmbedAllRequest,
-    SimilarityRequest,
-    TokenizeRequest,
-    DecodeRequest,
-    TEIRerankRequest,
-    PredictRequest,
-    TEIError,
-)

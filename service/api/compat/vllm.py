@@ -36,7 +36,7 @@ from service.inference.errors import InvalidInput
 from service.inference.model.classification import Classification
 from service.inference.model.pair_scores import PairScores
 
-__all__ = ["BODIES", "PREFIX", "render_error", "router"]
+__all__ = ["PREFIX", "render_error", "router"]
 
 PREFIX = "/vllm"
 
@@ -159,9 +159,6 @@ class VLLMClassifyResponse(BaseModel):
     model: str
     data: list[VLLMClass]
     usage: Usage
-
-
-BODIES: tuple[type[BaseModel], ...] = (VLLMScoreRequest, VLLMClassifyRequest)
 
 
 _route = partial(
