@@ -162,9 +162,10 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     )
     compared = _Compared()
     check = partial(_compare, body, compared) if body.texts or body.eval else None
+    deadline = state.deadline(request)
     try:
         loading = state.registry.load(spec, check, allow_incompatible=body.allow_incompatible)
-        model, previous = await within(request, state.settings.limits.request_s, loading)
+        model, previous = await within(deadline, loading)
     # Error responses never repeat text of the request.
     except NameConflict as error:
         names = body.aliases or []

@@ -47,7 +47,7 @@ class Call:
             DeadlineExceeded: The request's deadline passes before the work ends.
         """
         work = cancel_on_disconnect(self.request, work)
-        return await within(self.request, self.state.settings.limits.request_s, work)
+        return await within(self.state.deadline(self.request), work)
 
     def cost_of(self, steps: int) -> Cost:
         """Return the cost of a number of token steps.
