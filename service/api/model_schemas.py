@@ -85,6 +85,8 @@ class CalibrationRanges(BaseModel):
 class LengthQualityInfo(BaseModel):
     """Quality of an int8 graph for texts of a class of lengths."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     source: TextSource = Field(
         description="`own` for the texts of --calibrate, `joined` if each is several of them, or "
         "`generated` from the vocabulary"
@@ -97,6 +99,8 @@ class LengthQualityInfo(BaseModel):
 
 class QualityInfo(BaseModel):
     """Quality of an int8 graph relative to float32, measured at export."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     measures: dict[str, float] = Field(
         description="`mean_cosine`, `worst_cosine` and `recall_at_10` of pooled vectors, or "
