@@ -40,7 +40,7 @@ async def encode_chunks(
             "chunks need a JSON response; use encoding base64 for compact vectors",
             pointer="/chunking",
         )
-    inputs = body.input_list()
+    inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     texts = [text for text in inputs if isinstance(text, str)]
     if len(texts) < len(inputs):
         raise InvalidInput("chunking applies to texts, not to token ids", pointer="/chunking")

@@ -102,7 +102,7 @@ async def encode(request: Request, state: State) -> Response:
         )
     with pointing_at(body.inputs):
         work = model.encode_outputs(
-            body.input_list(),
+            body.inputs,
             outputs,
             prompt_name=body.prompt_name,
             dimensions=body.dimensions,

@@ -144,10 +144,6 @@ class EncodeRequest(BaseModel):
     )
     model: ModelName = None
 
-    def input_list(self) -> Sequence[str | list[int]]:
-        """Return the inputs as a list."""
-        return as_list(self.inputs)
-
     def outputs(self) -> Sequence[OutputName]:
         """Return the requested outputs; none: the default output of the model."""
         if isinstance(self.output, list):

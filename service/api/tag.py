@@ -28,7 +28,7 @@ async def tag(request: Request, state: State) -> Response:
     model, options = await lease_with_options(request, state, body.model)
     with pointing_at(body.inputs):
         work = model.tag(
-            body.texts(),
+            body.inputs,
             labels=body.labels,
             threshold=body.threshold,
             nested=body.nested,

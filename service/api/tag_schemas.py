@@ -53,10 +53,6 @@ class TagRequest(BaseModel):
     )
     model: ModelName = None
 
-    def texts(self) -> list[str]:
-        """Return the texts as a list."""
-        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
-
 
 class TaggedSpan(BaseModel):
     """A span of a text with a label."""
