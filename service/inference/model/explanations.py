@@ -84,18 +84,12 @@ async def explain_scores(
 
     async def run(variants: Sequence[Input]) -> PairScores:
         first, second = zip(*cast(Sequence[Pair], variants), strict=True)
-        return await score(
-            *(model, first, second, limits),
-            explained=0,
-            chunking=None,
-            options=planner.options,
-            count_tokens=planner.count,
-        )
+        rest = limits, planner.options
+        return await score(model, first, second, *rest, count_tokens=planner.count)
 
     order = None if best is None else partial(PairScores.ranking, limit=best)
     own = _options_of_texts(options, planner, order)
-    whole = score(model, queries, documents, limits, explained=0, chunking=None, options=own)
-    texts = asyncio.create_task(whole)
+    texts = asyncio.create_task(score(model, queries, documents, limits, own))
     try:
         explained = await _explain(texts, order, planner, run)
     except InvalidInput as error:

@@ -79,9 +79,10 @@ async def score(
     queries: Sequence[str],
     documents: Sequence[str],
     limits: PairLimits,
-    explained: int,
-    chunking: Chunking | None,
     options: CallOptions,
+    *,
+    explained: int = 0,
+    chunking: Chunking | None = None,
     count_tokens: CountTokens | None = None,
 ) -> PairScores:
     """Return the relevance of each document to the query, or to the query of the same index.
@@ -94,9 +95,9 @@ async def score(
         documents: Text of each document.
         limits: Maximum number of tokens of each query and of each document. They apply to models
             that read query and document at once.
+        options: Options of the call; only rerankers take a prompt, that of queries.
         explained: Number of best scores to explain by their terms.
         chunking: See `Model.score`.
-        options: Options of the call; only rerankers take a prompt, that of queries.
         count_tokens: See `LoadedModel.run`; without `chunking`.
     """
     manifest = model.artifact.manifest
@@ -132,9 +133,10 @@ async def rerank(
     query: str,
     documents: Sequence[str],
     limits: PairLimits,
+    options: CallOptions,
+    *,
     explained: int,
     chunking: Chunking | None,
-    options: CallOptions,
 ) -> PairScores:
     """Return the score of each document, with terms of the best scores; see `score`.
 
@@ -144,14 +146,15 @@ async def rerank(
     _, similarity = similarity_of(model)
     is_single_pass = explained >= len(documents) or not (explained and similarity.explained_by)
     if is_single_pass or chunking is not None:
-        return await score(model, [query], documents, limits, explained, chunking, options)
+        rest = limits, options
+        return await score(model, [query], documents, *rest, explained=explained, chunking=chunking)
     check_explainable(model.artifact.manifest, model.name)
     model.check_outputs(similarity.explained_by)
-    result = await score(model, [query], documents, limits, 0, None, options)
+    result = await score(model, [query], documents, limits, options)
     best = result.ranking(explained)
     kept = [documents[index] for index in best]
     with convert_index(lambda index: 1 + best[index - 1] if index else 0):  # 0 is the query
-        second = await score(model, [query], kept, limits, explained, None, options)
+        second = await score(model, [query], kept, limits, options, explained=explained)
     explanations = {best[i]: explanation for i, explanation in second.explanations.items()}
     seconds = result.seconds + second.seconds
     return replace(result, seconds=seconds, explanations=explanations)
