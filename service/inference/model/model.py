@@ -429,6 +429,7 @@ class Model(LoadedModel):
                     f"the model {self.name} has no labels of its own; set labels",
                     pointer="/labels",
                 )
+            check_options(aggregation=aggregation)
             return await tags.tag(self, texts, aggregation, options)
         if aggregation != "simple":
             raise InvalidInput("aggregation does not apply to labels", pointer="/aggregation")
