@@ -6,9 +6,8 @@ import orjson
 from fastapi import APIRouter, Request, Response
 
 from service.api.body import read_inputs
-from service.api.chunks import chunk_fields
 from service.api.deadline import cancel_on_disconnect
-from service.api.explanations import explanation_fields, highlight_fields, option_of
+from service.api.explanations import explanation_fields, highlighted_units, option_of
 from service.api.lease import lease_with_options
 from service.api.openapi import inference_route
 from service.api.raw_route import RawRoute
@@ -91,8 +90,7 @@ def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
         own = [explanation_fields(model, result, index, raw=raw) for index in indices]
         explained = {"explanations": own}
     elif body.highlight:
-        explained = {"highlights": [highlight_fields(result, index, raw=raw) for index in indices]}
-    chunks = result.best_chunks
+        explained = {"highlights": [highlighted_units(result, index, raw=raw) for index in indices]}
     return orjson.dumps(
         {
             "model": model.name,
@@ -102,7 +100,7 @@ def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
             "truncated": result.truncated,
             **explained,
             **_explanation_tokens(result),
-            **({"best_chunks": list(map(chunk_fields, chunks))} if chunks else {}),
+            **({"best_chunks": result.best_chunks} if result.best_chunks else {}),
         }
     )
 
@@ -118,9 +116,9 @@ def _ranking_json(model: Model, result: PairScores, body: RerankRequest) -> byte
         if body.explain:
             ranked["explanation"] = explanation_fields(model, result, index, raw=body.raw_scores)
         if body.highlight:
-            ranked["highlights"] = highlight_fields(result, index, raw=body.raw_scores)
+            ranked["highlights"] = highlighted_units(result, index, raw=body.raw_scores)
         if result.best_chunks:
-            ranked["best_chunk"] = chunk_fields(result.best_chunks[index])
+            ranked["best_chunk"] = result.best_chunks[index]
         results.append(ranked)
     return orjson.dumps(
         {
