@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
+from service.api.strict_model import StrictModel
 from service.inference.call_options import Priority
 from service.inference.errors import InvalidInput
 from service.inference.explain.deletion import Deletions, ShapleyValues, TextEffects, UnitEffect
@@ -32,10 +33,8 @@ _SIDES: tuple[Side, Side] = ("query", "document")
 _METHODS: Mapping[type, Method] = {Deletions: "deletion", ShapleyValues: "shapley"}
 
 
-class _Options(BaseModel):
+class _Options(StrictModel):
     """Options of every explanation by deletion."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     by: By | None = Field(
         None,
@@ -96,10 +95,8 @@ class DeletionOptions(_Options):
     )
 
 
-class TermsOptions(BaseModel):
+class TermsOptions(StrictModel):
     """Options of an explanation of scores by exact terms."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     method: Literal["terms"]
     top_n: int | None = Field(

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from models.engines import Precision
 from models.manifest import SimilarityName, TextSource
+from service.api.strict_model import StrictModel
 from service.evaluation.gate import MeasureChange
 
 _SIMILARITY = (
@@ -241,10 +242,8 @@ class ModelList(BaseModel):
     models: list[ModelSummary]
 
 
-class EvalCondition(BaseModel):
+class EvalCondition(StrictModel):
     """An evaluation that the new version must have passed."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     folder: str = Field(
         min_length=1,  # as a path, "" would be the working directory
@@ -265,10 +264,8 @@ class EvalCondition(BaseModel):
 Alias = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class LoadRequest(BaseModel):
+class LoadRequest(StrictModel):
     """An artifact to serve."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     path: str = Field(
         min_length=1,  # as a path, "" would be the working directory

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstrai
 
 from models.quantization import OutputDtype
 from service.api.chunk_schemas import ChunkingOptions
+from service.api.strict_model import StrictModel
 
 
 def by_type(
@@ -78,10 +79,8 @@ ModelName = Annotated[
 EXAMPLE_INPUTS = ("The cat sat on the mat.", "A feline rested on the rug.")
 
 
-class EncodeRequest(BaseModel):
+class EncodeRequest(StrictModel):
     """Texts or token ids to encode."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     inputs: Inputs = Field(
         description="A text, a list of texts, or a list of lists of token ids; token ids get no "

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic import BaseModel, Field, Tag
 
 from service.api.chunk_schemas import ChunkInfo, DocumentChunking
 from service.api.classify_schemas import OnOverflow, RawScores
@@ -15,6 +15,7 @@ from service.api.explanations import (
     UnitInfo,
 )
 from service.api.schemas import ModelName, PromptName, Texts, by_type
+from service.api.strict_model import StrictModel
 
 Instruction = Annotated[
     str | None,
@@ -34,10 +35,8 @@ QueryPromptName = Annotated[
 ]
 
 
-class Document(BaseModel):
+class Document(StrictModel):
     """A document, as an object with its text."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     text: str
 
@@ -63,10 +62,8 @@ ScoreKind = Annotated[
 ]
 
 
-class ScoreRequest(BaseModel):
+class ScoreRequest(StrictModel):
     """Queries, and the documents to score them with."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     queries: Texts = Field(description="One query for all documents, or one query per document")
     documents: Texts = Field(description="A text, or a list of texts")
@@ -113,10 +110,8 @@ class ScoreResponse(BaseModel):
     )
 
 
-class RerankRequest(BaseModel):
+class RerankRequest(StrictModel):
     """A query, and documents to sort by their relevance to the query."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     query: str
     documents: Documents = Field(description="Texts, or objects with the field `text`")

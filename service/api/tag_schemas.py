@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
 from service.api.schemas import ModelName, Texts
+from service.api.strict_model import StrictModel
 from service.inference.model.arguments import MAX_ENTITY_LABELS
 from service.inference.results.spans import EntityLabels
 from service.inference.results.tags import Aggregation
@@ -12,10 +13,8 @@ from service.inference.results.tags import Aggregation
 EntityLabel = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
-class TagRequest(BaseModel):
+class TagRequest(StrictModel):
     """Texts to find entities in, or whose tokens are classified."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     inputs: Texts = Field(description="A text, or a list of texts")
     labels: list[EntityLabel] | None = Field(

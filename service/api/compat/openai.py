@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Tag
+from pydantic import BaseModel, Field, StringConstraints, Tag
 
 from models.quantization import OutputDtype
 from service.api.auth import require_scope
@@ -22,6 +22,7 @@ from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond, serialize_rows
 from service.api.schemas import Ids, PromptName, as_list, by_type
 from service.api.state import State
+from service.api.strict_model import StrictModel
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.similarity import keeps_similarity_at_unit_length
 from service.inference.registry.served_models import ModelStatus
@@ -37,10 +38,8 @@ CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_scope("encode")])
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(StrictModel):
     """Texts or token ids to embed."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     input: Annotated[
         Annotated[str, Tag("text")]

@@ -163,10 +163,8 @@ class TEIRank(BaseModel):
 TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
-class PredictParameters(BaseModel):
+class PredictParameters(_TeiBody):
     """Parameters of Hugging Face's inference API for classification, which TEI lacks."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     candidate_labels: list[CandidateLabel] | None = Field(
         None,
