@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StringConstraints, Tag
 
-from service.api.explanations import DeletionInfo, ExplainLabel, ShapleyInfo
+from service.api.explanations import DeletionInfo, ExplainLabel, ExplanationTokens, ShapleyInfo
 from service.api.schemas import ModelName, PromptName, by_type
 from service.api.strict_model import StrictModel
 from service.inference.errors import InvalidInput
@@ -120,8 +120,4 @@ class ClassifyResponse(BaseModel):
         description="Explanation of the score of a label, of each input, only with `explain`; "
         "null for inputs for which `max_tokens` does not suffice",
     )
-    explanation_tokens: int | None = Field(
-        None,
-        description="Number of tokens of the variants that were scored for explanations by "
-        "deletion, equal ones once",
-    )
+    explanation_tokens: ExplanationTokens = None

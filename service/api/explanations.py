@@ -154,6 +154,13 @@ Highlight = Annotated[
         "excludes `explain`; null: none",
     ),
 ]
+ExplanationTokens = Annotated[
+    int | None,
+    Field(
+        description="Number of tokens of the variants that were scored for explanations by "
+        "deletion, equal ones once"
+    ),
+]
 
 
 class TextTokenInfo(BaseModel):

@@ -9,6 +9,7 @@ from service.api.classify_schemas import OnOverflow, RawScores
 from service.api.explanations import (
     DeletionInfo,
     Explain,
+    ExplanationTokens,
     Highlight,
     ShapleyInfo,
     TermsInfo,
@@ -100,11 +101,7 @@ class ScoreResponse(BaseModel):
         description="Best sentences of each document, best first, with `highlight`; null for "
         "documents for which the tokens do not suffice",
     )
-    explanation_tokens: int | None = Field(
-        None,
-        description="Number of tokens of the variants that were scored for explanations by "
-        "deletion, equal ones once",
-    )
+    explanation_tokens: ExplanationTokens = None
     best_chunks: list[ChunkInfo] | None = Field(
         None, description="Chunk of each document with the highest score, with `chunking`"
     )
@@ -171,8 +168,4 @@ class RerankResponse(BaseModel):
     truncated: list[bool] = Field(
         description="Whether each pair of query and document was truncated, in the request's order"
     )
-    explanation_tokens: int | None = Field(
-        None,
-        description="Number of tokens of the variants that were scored for explanations by "
-        "deletion, equal ones once",
-    )
+    explanation_tokens: ExplanationTokens = None
