@@ -58,7 +58,7 @@ class AppState:
             name: Name or alias of the model; None: the default model.
 
         Raises:
-            Malformed: See `deadline`.
+            Malformed: See `deadline_of`.
             VitrineError: Any error of `ModelRegistry.lease`, under the same conditions.
         """
         leases: list[Lease] = request.scope["state"].setdefault(LEASES, [])
@@ -75,11 +75,7 @@ class AppState:
         return lease.model
 
     def deadline(self, request: Request) -> Deadline:
-        """Return the deadline of a request, which starts with the first call; see `deadline_of`.
-
-        Raises:
-            Malformed: The client's deadline is invalid.
-        """
+        """Return the deadline of a request, which starts with the first call; see `deadline_of`."""
         return deadline_of(request, self.settings.limits.request_s)
 
     def check_ready(self) -> None:

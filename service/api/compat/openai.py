@@ -17,7 +17,7 @@ from service.api.body import read_inputs, renamed
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import error_responses, inference_route
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond, serialize_rows
 from service.api.schemas import Ids, PromptName, as_list, by_type
@@ -35,7 +35,7 @@ Format = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 # OpenAI's error codes, by HTTP status. They replace the codes of this service.
 CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
-router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_scope("encode")])
+router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 
 
 class EmbeddingsRequest(StrictModel):
@@ -169,16 +169,14 @@ class OpenAIErrorResponse(BaseModel):
 
 
 _error_responses = partial(error_responses, schema=OpenAIErrorResponse, media_type=JSON)
+ERRORS = _error_responses(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
 
 @router.post(
     "/embeddings",
-    summary="Embeddings",
-    response_model=EmbeddingsResponse,
-    openapi_extra=request_body(EmbeddingsRequest),
-    responses=_error_responses(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504),
+    **inference_route("Embeddings", EmbeddingsResponse, EmbeddingsRequest, responses=ERRORS),
 )
 async def embeddings(request: Request, state: State) -> Response:
     """Encode inputs into one vector each, of unit length as by OpenAI's API.
@@ -213,6 +211,7 @@ async def embeddings(request: Request, state: State) -> Response:
 @router.get(
     "/models",
     summary="Served models",
+    dependencies=[require_scope("encode")],
     response_model=Models,
     responses=_error_responses(401, 403, 503),
 )
@@ -225,6 +224,7 @@ async def models(_request: Request, state: State) -> Response:
 @router.get(
     "/models/{model:path}",
     summary="A served model",
+    dependencies=[require_scope("encode")],
     openapi_extra={"parameters": [_MODEL]},
     response_model=ModelEntry,
     responses=_error_responses(400, 401, 403, 404, 503),

@@ -23,13 +23,13 @@ from pydantic import (
 )
 
 from service.api.body import check_count, read_body, read_inputs, renamed
-from service.api.compat.openai import OpenAIErrorResponse, Usage, render_error
+from service.api.compat.openai import ERRORS, Usage, render_error
 from service.api.compat.rerank import CompatRerankRequest, CompatRerankResponse, Name, rerank
 from service.api.deadline import cancel_on_disconnect
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, inference_route
+from service.api.openapi import inference_route
 from service.api.raw_route import RawRoute
-from service.api.responses import JSON, respond
+from service.api.responses import respond
 from service.api.schemas import Texts
 from service.api.state import State
 from service.inference.errors import InvalidInput
@@ -161,14 +161,7 @@ class VLLMClassifyResponse(BaseModel):
     usage: Usage
 
 
-_route = partial(
-    inference_route,
-    responses=error_responses(
-        *(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504),
-        schema=OpenAIErrorResponse,
-        media_type=JSON,
-    ),
-)
+_route = partial(inference_route, responses=ERRORS)
 _SCORE = _route("Score pairs of queries and documents", VLLMScoreResponse, VLLMScoreRequest)
 _CLASSIFY = _route("Classify texts", VLLMClassifyResponse, VLLMClassifyRequest)
 _RERANK = _route("Order documents by relevance", CompatRerankResponse, CompatRerankRequest)
