@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI, Request
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi_offline import FastAPIOffline
-from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.exceptions import ExceptionMiddleware
@@ -23,18 +22,9 @@ from starlette.types import ASGIApp
 
 from models.engines import EngineError
 from models.manifest import ArtifactError
-from service.api import (
-    classify,
-    classify_schemas,
-    model_schemas,
-    models,
-    score,
-    score_schemas,
-    tag,
-    tag_schemas,
-)
+from service.api import classify, models, score, tag
 from service.api.body_budget import BodyBudget
-from service.api.compat import cohere, openai, rerank, tei, tei_schemas, vllm
+from service.api.compat import cohere, openai, rerank, tei, vllm
 from service.api.errors import FrameworkError, problem
 from service.api.keys import KeyRing
 from service.api.metrics import Metrics
@@ -42,7 +32,7 @@ from service.api.middleware import REQUEST_ID, RequestMiddleware
 from service.api.openapi import openapi
 from service.api.raw_route import dispatch_table
 from service.api.routes import raw_router, router
-from service.api.schemas import ENCODE_HEADERS, VERSION, EncodeRequest
+from service.api.schemas import ENCODE_HEADERS, VERSION
 from service.debug import capabilities, process_state
 from service.debug import routes as debug
 from service.debug.pipeline.process import GradientProcess, worker_command
@@ -154,22 +144,8 @@ def create_app(
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
     )
     app.state.vitrine = state
-    bodies: tuple[type[BaseModel], ...] = (
-        EncodeRequest,
-        *classify_schemas.BODIES,
-        *score_schemas.BODIES,
-        *tag_schemas.BODIES,
-        *openai.BODIES,
-        *rerank.BODIES,
-        *cohere.BODIES,
-        *vllm.BODIES,
-        *tei_schemas.BODIES,
-        *model_schemas.BODIES,
-        *debug.BODIES,
-    )
     app.openapi = lambda: openapi(  # type: ignore[method-assign]
         app,
-        bodies,
         settings.limits,
         needs_keys=not state.keys.is_open,
         # Documented with the prefix /tei; GET / and POST / are two routes.

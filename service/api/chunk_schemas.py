@@ -2,15 +2,14 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from service.api.strict_model import StrictModel
 from service.inference.tokenizing.chunking import Chunking, Strategy
 
 
-class ChunkingOptions(BaseModel):
+class ChunkingOptions(StrictModel):
     """How texts are divided into chunks."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     strategy: Strategy = Field(
         "tokens",

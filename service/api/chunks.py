@@ -1,4 +1,4 @@
-"""Responses about chunks of texts, and `POST /encode` with the field `chunking`."""
+"""`POST /encode` with the field `chunking`."""
 
 from functools import partial
 from typing import Any
@@ -17,7 +17,6 @@ from service.inference.errors import InvalidInput
 from service.inference.model.chunk_embeddings import ChunkEmbeddings
 from service.inference.model.model import Model
 from service.inference.results.quantization import Quantizer
-from service.inference.tokenizing.chunking import Chunk
 
 
 async def encode_chunks(
@@ -40,7 +39,7 @@ async def encode_chunks(
             "chunks need a JSON response; use encoding base64 for compact vectors",
             pointer="/chunking",
         )
-    inputs = body.input_list()
+    inputs = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     texts = [text for text in inputs if isinstance(text, str)]
     if len(texts) < len(inputs):
         raise InvalidInput("chunking applies to texts, not to token ids", pointer="/chunking")
@@ -59,18 +58,13 @@ async def encode_chunks(
     return await respond(request, state, model, result, serialize)
 
 
-def chunk_fields(chunk: Chunk) -> dict[str, int]:
-    """Return the fields of `ChunkInfo`."""
-    return {"start": chunk.start, "end": chunk.end, "tokens": chunk.tokens}
-
-
 def _json(model: str, result: ChunkEmbeddings, in_base64: bool, quantizer: Quantizer) -> bytes:
     """Return the JSON of a `ChunksResponse`."""
     fields: dict[str, Any] = {
         "model": model,
         "dimensions": result.vectors[0].shape[1],
         "embeddings": [serialize_rows(quantizer(own), in_base64) for own in result.vectors],
-        "chunks": [list(map(chunk_fields, own)) for own in result.chunks],
+        "chunks": result.chunks,  # orjson writes dataclasses as objects
         "tokens": result.tokens,
         "truncated": [False] * len(result.chunks),
     }

@@ -5,13 +5,12 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
 from service.api.classify_schemas import ClassifyRequest, ClassifyResponse
 from service.api.deadline import cancel_on_disconnect
 from service.api.explanations import label_fields
 from service.api.lease import lease_with_options
-from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
+from service.api.openapi import inference_route
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
@@ -22,11 +21,7 @@ router = APIRouter(route_class=RawRoute)
 
 @router.post(
     "/classify",
-    summary="Classify texts or pairs of texts",
-    dependencies=[require_scope("encode")],
-    response_model=ClassifyResponse,
-    openapi_extra=request_body(ClassifyRequest),
-    responses=error_responses(*INFERENCE_STATUSES),
+    **inference_route("Classify texts or pairs of texts", ClassifyResponse, ClassifyRequest),
 )
 async def classify(request: Request, state: State) -> Response:
     """Return the labels of each text or pair of texts with their scores, best first."""

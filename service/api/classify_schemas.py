@@ -2,10 +2,11 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Tag
+from pydantic import BaseModel, Field, StringConstraints, Tag
 
-from service.api.explanations import DeletionInfo, ExplainLabel, ShapleyInfo
+from service.api.explanations import DeletionInfo, ExplainLabel, ExplanationTokens, ShapleyInfo
 from service.api.schemas import ModelName, PromptName, by_type
+from service.api.strict_model import StrictModel
 from service.inference.errors import InvalidInput
 from service.inference.model.zero_shot import CandidateLabels
 
@@ -39,10 +40,8 @@ CandidateLabel = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 HypothesisTemplate = Annotated[str, StringConstraints(max_length=1024)]
 
 
-class ClassifyRequest(BaseModel):
+class ClassifyRequest(StrictModel):
     """Texts, or pairs of texts, to classify."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     inputs: Inputs = Field(
         description="A text, or a list whose items are texts or pairs `[a, b]` of texts; a single "
@@ -121,12 +120,4 @@ class ClassifyResponse(BaseModel):
         description="Explanation of the score of a label, of each input, only with `explain`; "
         "null for inputs for which `max_tokens` does not suffice",
     )
-    explanation_tokens: int | None = Field(
-        None,
-        description="Number of tokens of the variants that were scored for explanations by "
-        "deletion, equal ones once",
-    )
-
-
-# Models of the request bodies that the handlers parse themselves.
-BODIES: tuple[type[BaseModel], ...] = (ClassifyRequest,)
+    explanation_tokens: ExplanationTokens = None

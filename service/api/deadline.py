@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Coroutine
-from contextlib import closing
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -50,20 +49,17 @@ def _seconds(request: Request, longest_s: float) -> float:
     return min(seconds, longest_s)
 
 
-async def within(request: Request, longest_s: float, work: Coroutine[Any, Any, Result]) -> Result:
-    """Await the coroutine until the request's deadline, and return its result.
+async def within(deadline: Deadline, work: Coroutine[Any, Any, Result]) -> Result:
+    """Await the coroutine until the deadline, and return its result.
 
     Raises:
         DeadlineExceeded: The deadline has passed, and the coroutine was cancelled.
-        Malformed: See `deadline_of`.
     """
-    with closing(work):
-        deadline = deadline_of(request, longest_s)
-        try:
-            async with asyncio.timeout(deadline.remaining_s):
-                return await work
-        except TimeoutError:
-            raise deadline.error() from None
+    try:
+        async with asyncio.timeout(deadline.remaining_s):
+            return await work
+    except TimeoutError:
+        raise deadline.error() from None
 
 
 async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, Result]) -> Result:

@@ -1,19 +1,14 @@
 """Explanations of scores in requests and responses: their schemas, and the JSON that has them."""
 
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, Discriminator, Field, Tag
 
+from service.api.strict_model import StrictModel
 from service.inference.call_options import Priority
 from service.inference.errors import InvalidInput
-from service.inference.explain.deletion import (
-    Deletions,
-    ShapleyValues,
-    TextEffects,
-    TextValues,
-)
+from service.inference.explain.deletion import Deletions, ShapleyValues, TextEffects, UnitEffect
 from service.inference.explain.options import (
     CHUNK_TOKENS,
     MAX_HIGHLIGHTS,
@@ -38,10 +33,8 @@ _SIDES: tuple[Side, Side] = ("query", "document")
 _METHODS: Mapping[type, Method] = {Deletions: "deletion", ShapleyValues: "shapley"}
 
 
-class _Options(BaseModel):
+class _Options(StrictModel):
     """Options of every explanation by deletion."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     by: By | None = Field(
         None,
@@ -102,10 +95,8 @@ class DeletionOptions(_Options):
     )
 
 
-class TermsOptions(BaseModel):
+class TermsOptions(StrictModel):
     """Options of an explanation of scores by exact terms."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     method: Literal["terms"]
     top_n: int | None = Field(
@@ -161,6 +152,13 @@ Highlight = Annotated[
         le=MAX_HIGHLIGHTS,
         description="Number of best sentences of each document to return as `highlights`; "
         "excludes `explain`; null: none",
+    ),
+]
+ExplanationTokens = Annotated[
+    int | None,
+    Field(
+        description="Number of tokens of the variants that were scored for explanations by "
+        "deletion, equal ones once"
     ),
 ]
 
@@ -349,14 +347,12 @@ def explanation_fields(
         side = _SIDES[1 - explanation.texts[0].text]
         info["other"] = {"side": side, "start": start, "end": end}
     if isinstance(explanation, Deletions) and explanation.pairs is not None:
-        info["pairs"] = [asdict(pair) for pair in explanation.pairs[raw]]
+        info["pairs"] = explanation.pairs[raw]
     return info
 
 
-def highlight_fields(
-    result: PairScores, index: int, *, raw: bool
-) -> list[dict[str, object]] | None:
-    """Return the highlights of a document, with the fields of `UnitInfo`; None: it has none.
+def highlighted_units(result: PairScores, index: int, *, raw: bool) -> Sequence[UnitEffect] | None:
+    """Return the highlights of a document, which have the fields of `UnitInfo`; None: it has none.
 
     Args:
         result: The scores.
@@ -367,7 +363,7 @@ def highlight_fields(
     if explanation is None:
         return None
     (text,) = explanation.raw_texts if raw else explanation.texts
-    return [asdict(unit) for unit in text.units]
+    return text.units
 
 
 def label_fields(result: Classification, index: int, *, raw: bool) -> dict[str, object] | None:
@@ -399,7 +395,10 @@ def _terms_fields(model: Model, explanation: Explanation) -> dict[str, object]:
 
 
 def _text_fields(explanation: Deletions | ShapleyValues, *, raw: bool) -> list[dict[str, Any]]:
-    """Return the fields of each text, with its index as `text`."""
+    """Return the fields of each text, with its index as `text`.
+
+    orjson writes the units, which are dataclasses, as objects.
+    """
     texts = explanation.raw_texts if raw else explanation.texts
     return [
         {
@@ -409,14 +408,8 @@ def _text_fields(explanation: Deletions | ShapleyValues, *, raw: bool) -> list[d
             "whole": text.whole,
             "empty": text.empty,
             "by": text.by,
-            "units": [asdict(unit) for unit in text.units],
-            **_words_field(text),
+            "units": text.units,
+            **({"words": text.words} if isinstance(text, TextEffects) and text.words else {}),
         }
         for text in texts
     ]
-
-
-def _words_field(text: TextEffects | TextValues) -> dict[str, object]:
-    if isinstance(text, TextValues) or not text.words:
-        return {}
-    return {"words": [asdict(unit) for unit in text.words]}

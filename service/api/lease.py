@@ -3,7 +3,6 @@
 from fastapi import Request
 
 from service.api.auth import BULK_ONLY
-from service.api.deadline import deadline_of
 from service.api.errors import Forbidden, Malformed
 from service.api.headers import PRIORITY, header
 from service.api.state import AppState
@@ -25,8 +24,7 @@ async def lease_with_options(
     """
     priority = _priority(request)
     model = await state.lease(request, name)
-    deadline = deadline_of(request, state.settings.limits.request_s)
-    return model, QueueArguments(timeout_s=deadline, priority=priority)
+    return model, QueueArguments(timeout_s=state.deadline(request), priority=priority)
 
 
 def _priority(request: Request) -> Priority:

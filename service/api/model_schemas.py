@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from models.engines import Precision
 from models.manifest import SimilarityName, TextSource
+from service.api.strict_model import StrictModel
 from service.evaluation.gate import MeasureChange
 
 _SIMILARITY = (
@@ -85,6 +86,8 @@ class CalibrationRanges(BaseModel):
 class LengthQualityInfo(BaseModel):
     """Quality of an int8 graph for texts of a class of lengths."""
 
+    model_config = ConfigDict(from_attributes=True)
+
     source: TextSource = Field(
         description="`own` for the texts of --calibrate, `joined` if each is several of them, or "
         "`generated` from the vocabulary"
@@ -97,6 +100,8 @@ class LengthQualityInfo(BaseModel):
 
 class QualityInfo(BaseModel):
     """Quality of an int8 graph relative to float32, measured at export."""
+
+    model_config = ConfigDict(from_attributes=True)
 
     measures: dict[str, float] = Field(
         description="`mean_cosine`, `worst_cosine` and `recall_at_10` of pooled vectors, or "
@@ -237,10 +242,8 @@ class ModelList(BaseModel):
     models: list[ModelSummary]
 
 
-class EvalCondition(BaseModel):
+class EvalCondition(StrictModel):
     """An evaluation that the new version must have passed."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     folder: str = Field(
         min_length=1,  # as a path, "" would be the working directory
@@ -261,10 +264,8 @@ class EvalCondition(BaseModel):
 Alias = Annotated[str, Field(min_length=1, max_length=256)]
 
 
-class LoadRequest(BaseModel):
+class LoadRequest(StrictModel):
     """An artifact to serve."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     path: str = Field(
         min_length=1,  # as a path, "" would be the working directory
@@ -329,6 +330,3 @@ class LoadResponse(BaseModel):
     eval: MeasureChange | None = Field(
         description="The measure of both versions; null: without `eval`"
     )
-
-
-BODIES = (LoadRequest,)

@@ -18,7 +18,6 @@ from service.api.model_schemas import (
     AgreementInfo,
     CalibrationInfo,
     CalibrationRanges,
-    LengthQualityInfo,
     Limits,
     LoadedVersion,
     LoadRequest,
@@ -162,9 +161,10 @@ async def load(name: str, request: Request, state: State) -> LoadResponse:
     )
     compared = _Compared()
     check = partial(_compare, body, compared) if body.texts or body.eval else None
+    deadline = state.deadline(request)
     try:
         loading = state.registry.load(spec, check, allow_incompatible=body.allow_incompatible)
-        model, previous = await within(request, state.settings.limits.request_s, loading)
+        model, previous = await within(deadline, loading)
     # Error responses never repeat text of the request.
     except NameConflict as error:
         names = body.aliases or []
@@ -283,10 +283,10 @@ def _info(model: Model, state: AppState) -> ServiceInfo:
         tokenizer_sha256=manifest.files["tokenizer.json"],
         engine=engine.name,
         precision=engine.precision,
-        quality=_quality(model),
+        quality=model.quality and QualityInfo.model_validate(model.quality),
         threads=engine.threads,
         self_check={
-            output: AgreementInfo(cosine=agreement.cosine, norm=agreement.norm)
+            output: AgreementInfo(**asdict(agreement))
             for output, agreement in zip(model.outputs, model.self_check.values(), strict=True)
         },
         limits=Limits(**state.settings.limits.model_dump(), max_tokens=manifest.max_tokens),
@@ -298,19 +298,6 @@ def _space(own: Space) -> SpaceDescription:
     known = asdict(own.info)
     del known["normalizes"]
     return SpaceDescription(**known, version=own.version, dimensions=own.width, sha256=own.sha256)
-
-
-def _quality(model: Model) -> QualityInfo | None:
-    if (quality := model.quality) is None:
-        return None
-    return QualityInfo(
-        measures=dict(quality.measures),
-        by_length=[LengthQualityInfo(**asdict(own)) for own in quality.by_length],
-        is_generated=quality.is_generated,
-        calibration_texts=quality.calibration_texts,
-        evaluated_texts=quality.evaluated_texts,
-        float_layers=list(quality.float_layers),
-    )
 
 
 def _calibration(model: Model) -> CalibrationInfo | None:

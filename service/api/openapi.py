@@ -1,15 +1,16 @@
 """FastAPI's OpenAPI document, plus headers, limits and the bodies that handlers parse."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
+from service.api.auth import require_scope
 from service.api.errors import DESCRIPTIONS, PROBLEM
 from service.api.headers import PRIORITY, TIMEOUT
-from service.api.schemas import Problem, reference
+from service.api.schemas import REFERENCED, Problem, reference
 from service.settings import LimitSettings
 
 _SECURITY_SCHEMES = {
@@ -67,6 +68,10 @@ def error_responses(
     }
 
 
+# Error responses of the native routes that run a model.
+NATIVE_ERRORS: Mapping[int | str, dict[str, Any]] = error_responses(*INFERENCE_STATUSES)
+
+
 def request_body(*models: type[BaseModel]) -> dict[str, Any]:
     """Return the OpenAPI description of a request body that the handler parses itself.
 
@@ -80,9 +85,31 @@ def request_body(*models: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
+def inference_route(
+    summary: str,
+    response: object,
+    *bodies: type[BaseModel],
+    responses: Mapping[int | str, dict[str, Any]] = NATIVE_ERRORS,
+) -> dict[str, Any]:
+    """Return the decorator arguments of a route that runs a model, and parses the body itself.
+
+    Args:
+        summary: Summary of the route.
+        response: Type of the response.
+        bodies: Model of the body, or alternative models.
+        responses: OpenAPI descriptions of its error responses.
+    """
+    return {
+        "summary": summary,
+        "dependencies": [require_scope("encode")],
+        "response_model": response,
+        "openapi_extra": request_body(*bodies),
+        "responses": responses,
+    }
+
+
 def openapi(
     app: FastAPI,
-    bodies: Sequence[type[BaseModel]],
     limits: LimitSettings,
     *,
     needs_keys: bool,
@@ -92,8 +119,6 @@ def openapi(
 
     Args:
         app: The application.
-        bodies: Pydantic models to add to the schemas: request bodies that handlers parse, and
-            error responses.
         limits: Limits on the inputs of a request.
         needs_keys: Whether requests need API keys.
         replaced: Paths whose routes are replaced by others, which are not in the document.
@@ -105,8 +130,7 @@ def openapi(
         for path in replaced:
             document["paths"].pop(path, None)
         schemas = document["components"]["schemas"]
-        models: list[type[BaseModel]] = [*bodies, Problem]
-        for model in models:
+        for model in REFERENCED.values():
             schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
             schemas |= {**schema.pop("$defs", {}), model.__name__: schema}
             for name in ("inputs", "input", "texts", "documents", "queries", "query"):

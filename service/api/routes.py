@@ -14,7 +14,7 @@ from service.api.chunks import encode_chunks
 from service.api.deadline import cancel_on_disconnect
 from service.api.lease import lease_with_options
 from service.api.metrics import FORMATS
-from service.api.openapi import INFERENCE_STATUSES, error_responses
+from service.api.openapi import NATIVE_ERRORS, error_responses
 from service.api.raw_route import RawRoute
 from service.api.responses import (
     OCTETS,
@@ -64,7 +64,7 @@ async def root() -> RedirectResponse:
     openapi_extra={"requestBody": ENCODE_BODY},
     responses={
         200: {"headers": ENCODE_HEADERS, "content": {OCTETS: {"schema": {"format": "binary"}}}},
-        **error_responses(*INFERENCE_STATUSES),
+        **NATIVE_ERRORS,
     },
 )
 async def encode(request: Request, state: State) -> Response:
@@ -102,7 +102,7 @@ async def encode(request: Request, state: State) -> Response:
         )
     with pointing_at(body.inputs):
         work = model.encode_outputs(
-            body.input_list(),
+            body.inputs,
             outputs,
             prompt_name=body.prompt_name,
             dimensions=body.dimensions,

@@ -2,24 +2,37 @@
 
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
 
 from models.quantization import OutputDtype
 from service.api.chunk_schemas import ChunkingOptions
+from service.api.strict_model import StrictModel
 
 
-def _inputs_tag(inputs: object) -> str | None:
-    """Return the tag of the union member for these inputs, judged by the first element.
+def by_type(
+    tags: Mapping[type, str], allowed: str, by_item: Mapping[type, str] = MappingProxyType({})
+) -> Discriminator:
+    """Return the discriminator of a union whose members have different JSON types.
 
-    Without a tag, pydantic would try all union members, which takes seconds on large bodies.
+    Without it, the error of a value would be that of the first member. And pydantic would try all
+    members, which takes seconds on large bodies.
+
+    Args:
+        tags: Tag of the member with each Python type of JSON values, and of its own type.
+        allowed: Allowed values, for the error of a value with another type.
+        by_item: Tag of a list, by the type of its first item; of other lists see `tags`.
     """
-    if isinstance(inputs, str):
-        return "text"
-    if isinstance(inputs, list):
-        return "ids" if inputs and isinstance(inputs[0], list) else "texts"
-    return None
+
+    def tag(value: object) -> str | None:
+        own = by_item.get(type(value[0])) if isinstance(value, list) and value else None
+        return own or tags.get(type(value))
+
+    return Discriminator(
+        tag, custom_error_type="type", custom_error_message=f"Input should be {allowed}"
+    )
 
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -30,29 +43,12 @@ Inputs = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")]
     | Annotated[list[Ids], Field(min_length=1, fail_fast=True), Tag("ids")],
-    Discriminator(
-        _inputs_tag,
-        custom_error_type="inputs",
-        custom_error_message="Input should be a text, a list of texts, or a list of lists of "
-        "token ids",
+    by_type(
+        {str: "text", list: "texts"},
+        "a text, a list of texts, or a list of lists of token ids",
+        {list: "ids"},
     ),
 ]
-
-
-def by_type(tags: Mapping[type, str], allowed: str) -> Discriminator:
-    """Return the discriminator of a union whose members have different JSON types.
-
-    Without it, the error of a value would be that of the first member.
-
-    Args:
-        tags: Tag of the member with each Python type of JSON values, and of its own type.
-        allowed: Allowed values, for the error of a value with another type.
-    """
-    return Discriminator(
-        lambda value: tags.get(type(value)),
-        custom_error_type="type",
-        custom_error_message=f"Input should be {allowed}",
-    )
 
 
 Texts = Annotated[
@@ -83,10 +79,8 @@ ModelName = Annotated[
 EXAMPLE_INPUTS = ("The cat sat on the mat.", "A feline rested on the rug.")
 
 
-class EncodeRequest(BaseModel):
+class EncodeRequest(StrictModel):
     """Texts or token ids to encode."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     inputs: Inputs = Field(
         description="A text, a list of texts, or a list of lists of token ids; token ids get no "
@@ -148,10 +142,6 @@ class EncodeRequest(BaseModel):
         "that with which the map was measured; null: the model's own space",
     )
     model: ModelName = None
-
-    def input_list(self) -> Sequence[str | list[int]]:
-        """Return the inputs as a list."""
-        return as_list(self.inputs)
 
     def outputs(self) -> Sequence[OutputName]:
         """Return the requested outputs; none: the default output of the model."""
@@ -294,8 +284,13 @@ class Health(BaseModel):
     status: Literal["ok"] = "ok"
 
 
+# Models of bodies that handlers parse and of error responses, by name: FastAPI does not know them.
+REFERENCED: dict[str, type[BaseModel]] = {}
+
+
 def reference(model: type[BaseModel]) -> dict[str, str]:
-    """Return a JSON reference to a pydantic model's schema in the OpenAPI document."""
+    """Return a JSON reference to a pydantic model's schema, which the OpenAPI document then has."""
+    REFERENCED[model.__name__] = model
     return {"$ref": f"#/components/schemas/{model.__name__}"}
 
 

@@ -5,13 +5,11 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from service.api.auth import require_scope
 from service.api.body import read_inputs
-from service.api.chunks import chunk_fields
 from service.api.deadline import cancel_on_disconnect
-from service.api.explanations import explanation_fields, highlight_fields, option_of
+from service.api.explanations import explanation_fields, highlighted_units, option_of
 from service.api.lease import lease_with_options
-from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
+from service.api.openapi import inference_route
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.score_schemas import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
@@ -20,16 +18,11 @@ from service.inference.model.model import Model
 from service.inference.model.pair_scores import PairScores
 
 router = APIRouter(route_class=RawRoute)
-_ERRORS = error_responses(*INFERENCE_STATUSES)
 
 
 @router.post(
     "/score",
-    summary="Score pairs of queries and documents",
-    dependencies=[require_scope("encode")],
-    response_model=ScoreResponse,
-    openapi_extra=request_body(ScoreRequest),
-    responses=_ERRORS,
+    **inference_route("Score pairs of queries and documents", ScoreResponse, ScoreRequest),
 )
 async def score(request: Request, state: State) -> Response:
     """Return the relevance of each document to the query, or to the query of the same index.
@@ -58,11 +51,9 @@ async def score(request: Request, state: State) -> Response:
 
 @router.post(
     "/rerank",
-    summary="Order documents by their relevance to a query",
-    dependencies=[require_scope("encode")],
-    response_model=RerankResponse,
-    openapi_extra=request_body(RerankRequest),
-    responses=_ERRORS,
+    **inference_route(
+        "Order documents by their relevance to a query", RerankResponse, RerankRequest
+    ),
 )
 async def rerank(request: Request, state: State) -> Response:
     """Score each document by its relevance to the query, and return the documents, best first.
@@ -99,8 +90,7 @@ def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
         own = [explanation_fields(model, result, index, raw=raw) for index in indices]
         explained = {"explanations": own}
     elif body.highlight:
-        explained = {"highlights": [highlight_fields(result, index, raw=raw) for index in indices]}
-    chunks = result.best_chunks
+        explained = {"highlights": [highlighted_units(result, index, raw=raw) for index in indices]}
     return orjson.dumps(
         {
             "model": model.name,
@@ -110,7 +100,7 @@ def _scores_json(model: Model, result: PairScores, body: ScoreRequest) -> bytes:
             "truncated": result.truncated,
             **explained,
             **_explanation_tokens(result),
-            **({"best_chunks": list(map(chunk_fields, chunks))} if chunks else {}),
+            **({"best_chunks": result.best_chunks} if result.best_chunks else {}),
         }
     )
 
@@ -126,9 +116,9 @@ def _ranking_json(model: Model, result: PairScores, body: RerankRequest) -> byte
         if body.explain:
             ranked["explanation"] = explanation_fields(model, result, index, raw=body.raw_scores)
         if body.highlight:
-            ranked["highlights"] = highlight_fields(result, index, raw=body.raw_scores)
+            ranked["highlights"] = highlighted_units(result, index, raw=body.raw_scores)
         if result.best_chunks:
-            ranked["best_chunk"] = chunk_fields(result.best_chunks[index])
+            ranked["best_chunk"] = result.best_chunks[index]
         results.append(ranked)
     return orjson.dumps(
         {

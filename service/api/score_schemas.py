@@ -2,19 +2,21 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, Tag
+from pydantic import BaseModel, Field, Tag
 
 from service.api.chunk_schemas import ChunkInfo, DocumentChunking
 from service.api.classify_schemas import OnOverflow, RawScores
 from service.api.explanations import (
     DeletionInfo,
     Explain,
+    ExplanationTokens,
     Highlight,
     ShapleyInfo,
     TermsInfo,
     UnitInfo,
 )
 from service.api.schemas import ModelName, PromptName, Texts, by_type
+from service.api.strict_model import StrictModel
 
 Instruction = Annotated[
     str | None,
@@ -34,10 +36,8 @@ QueryPromptName = Annotated[
 ]
 
 
-class Document(BaseModel):
+class Document(StrictModel):
     """A document, as an object with its text."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     text: str
 
@@ -63,10 +63,8 @@ ScoreKind = Annotated[
 ]
 
 
-class ScoreRequest(BaseModel):
+class ScoreRequest(StrictModel):
     """Queries, and the documents to score them with."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     queries: Texts = Field(description="One query for all documents, or one query per document")
     documents: Texts = Field(description="A text, or a list of texts")
@@ -103,20 +101,14 @@ class ScoreResponse(BaseModel):
         description="Best sentences of each document, best first, with `highlight`; null for "
         "documents for which the tokens do not suffice",
     )
-    explanation_tokens: int | None = Field(
-        None,
-        description="Number of tokens of the variants that were scored for explanations by "
-        "deletion, equal ones once",
-    )
+    explanation_tokens: ExplanationTokens = None
     best_chunks: list[ChunkInfo] | None = Field(
         None, description="Chunk of each document with the highest score, with `chunking`"
     )
 
 
-class RerankRequest(BaseModel):
+class RerankRequest(StrictModel):
     """A query, and documents to sort by their relevance to the query."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     query: str
     documents: Documents = Field(description="Texts, or objects with the field `text`")
@@ -176,12 +168,4 @@ class RerankResponse(BaseModel):
     truncated: list[bool] = Field(
         description="Whether each pair of query and document was truncated, in the request's order"
     )
-    explanation_tokens: int | None = Field(
-        None,
-        description="Number of tokens of the variants that were scored for explanations by "
-        "deletion, equal ones once",
-    )
-
-
-# Bodies that the handlers parse themselves.
-BODIES: tuple[type[BaseModel], ...] = (ScoreRequest, RerankRequest)
+    explanation_tokens: ExplanationTokens = None

@@ -10,6 +10,7 @@ from service.api.deadline import deadline_of
 from service.api.keys import KeyRing
 from service.api.metrics import Metrics
 from service.inference.batching.cache import ResultCache
+from service.inference.call_options import Deadline
 from service.inference.errors import NotReady
 from service.inference.model.model import Model
 from service.inference.registry.model_version import Lease
@@ -66,12 +67,16 @@ class AppState:
             for lease in leases:
                 if lease.model.name == served:
                     return lease.model
-        deadline = deadline_of(request, self.settings.limits.request_s)
+        deadline = self.deadline(request)
         if (trace := TRACE.get()) is not None:
             trace.model = name, self.registry.resolve(name)
         lease = await self.registry.lease(name, deadline.remaining_s)
         leases.append(lease)
         return lease.model
+
+    def deadline(self, request: Request) -> Deadline:
+        """Return the deadline of a request, which starts with the first call; see `deadline_of`."""
+        return deadline_of(request, self.settings.limits.request_s)
 
     def check_ready(self) -> None:
         """Raise an error if the service is not ready for new requests.

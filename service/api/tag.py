@@ -5,11 +5,10 @@ from functools import partial
 import orjson
 from fastapi import APIRouter, Request, Response
 
-from service.api.auth import require_scope
 from service.api.body import pointing_at, read_inputs
 from service.api.deadline import cancel_on_disconnect
 from service.api.lease import lease_with_options
-from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
+from service.api.openapi import inference_route
 from service.api.raw_route import RawRoute
 from service.api.responses import respond
 from service.api.state import State
@@ -21,11 +20,7 @@ router = APIRouter(route_class=RawRoute)
 
 @router.post(
     "/tag",
-    summary="Find entities in texts, or label their tokens",
-    dependencies=[require_scope("encode")],
-    response_model=TagResponse,
-    openapi_extra=request_body(TagRequest),
-    responses=error_responses(*INFERENCE_STATUSES),
+    **inference_route("Find entities in texts, or label their tokens", TagResponse, TagRequest),
 )
 async def tag(request: Request, state: State) -> Response:
     """Return the labelled spans of each text; start and end count Unicode code points."""
@@ -33,7 +28,7 @@ async def tag(request: Request, state: State) -> Response:
     model, options = await lease_with_options(request, state, body.model)
     with pointing_at(body.inputs):
         work = model.tag(
-            body.texts(),
+            body.inputs,
             labels=body.labels,
             threshold=body.threshold,
             nested=body.nested,

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
 from service.api.schemas import ModelName, Texts
+from service.api.strict_model import StrictModel
 from service.inference.model.arguments import MAX_ENTITY_LABELS
 from service.inference.results.spans import EntityLabels
 from service.inference.results.tags import Aggregation
@@ -12,10 +13,8 @@ from service.inference.results.tags import Aggregation
 EntityLabel = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 
 
-class TagRequest(BaseModel):
+class TagRequest(StrictModel):
     """Texts to find entities in, or whose tokens are classified."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     inputs: Texts = Field(description="A text, or a list of texts")
     labels: list[EntityLabel] | None = Field(
@@ -53,10 +52,6 @@ class TagRequest(BaseModel):
     )
     model: ModelName = None
 
-    def texts(self) -> list[str]:
-        """Return the texts as a list."""
-        return [self.inputs] if isinstance(self.inputs, str) else self.inputs
-
 
 class TaggedSpan(BaseModel):
     """A span of a text with a label."""
@@ -85,7 +80,3 @@ class TagResponse(BaseModel):
     )
     tokens: list[int] = Field(description="Number of tokens of each input, after truncation")
     truncated: list[bool] = Field(description="Whether each input was truncated")
-
-
-# Bodies that the handlers parse themselves.
-BODIES: tuple[type[BaseModel], ...] = (TagRequest,)

@@ -10,9 +10,10 @@ from pydantic import Field
 from models.gradients.budget import flow_token_steps
 from models.gradients.inputs import EmulatedPrecision
 from models.gradients.results.flow import Flow
+from service.api.strict_model import StrictModel
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
-from service.debug.pipeline.request_fields import ModelRequest, StrictModel, Text, Vector
+from service.debug.pipeline.request_fields import ModelRequest, Text, Vector
 from service.debug.pipeline.response import Token, response_model
 from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.texts import row_of, tokenize_all, tokens_of

@@ -8,9 +8,10 @@ from pydantic import Field, FiniteFloat
 
 from models.gradients.inputs import Distribution
 from models.gradients.results.layer_norm import LayerNormCheck
+from service.api.strict_model import StrictModel
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.messages import Job
-from service.debug.pipeline.request_fields import ModelRequest, StrictModel, Text, Vector
+from service.debug.pipeline.request_fields import ModelRequest, Text, Vector
 from service.debug.pipeline.response import response_model
 from service.debug.pipeline.route import GradientRoute
 from service.debug.pipeline.texts import row_of, tokenize

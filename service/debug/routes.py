@@ -13,8 +13,6 @@ ROUTES = (
     activations.ROUTE,
     patch.ROUTE,
 )
-# Models of the request bodies.
-BODIES = tuple(route.request for route in ROUTES)
 
 router = gradient_router()
 for route in ROUTES:

@@ -11,9 +11,10 @@ from pydantic import Field
 
 from models.gradients.inputs import InputRow
 from models.manifest import Manifest
+from service.api.strict_model import StrictModel
 from service.debug.pipeline.call import Call
 from service.debug.pipeline.model_kinds import KIND_NAMES, ModelKind
-from service.debug.pipeline.request_fields import StrictModel, Text, Vector
+from service.debug.pipeline.request_fields import Text, Vector
 from service.debug.pipeline.response import GradientResponse
 from service.debug.pipeline.served_vectors import encode
 from service.debug.pipeline.texts import row_of, tokenize

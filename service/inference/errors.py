@@ -10,7 +10,7 @@ VitrineError
 └── DeadlineExceeded   the deadline of the call has passed
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 
@@ -133,11 +133,23 @@ class DeadlineExceeded(VitrineError):
 
 
 @contextmanager
-def after(count: int, kind: type[VitrineError] = VitrineError) -> Iterator[None]:
-    """Convert the index of an input in errors of a kind to its index after `count` other inputs."""
+def convert_index(
+    convert: Callable[[int], int], kind: type[VitrineError] = VitrineError
+) -> Iterator[None]:
+    """Convert the index in errors of a kind, such as that of a row to that of its input."""
     try:
         yield
     except kind as error:
         if error.index is not None:
-            error.index += count
+            error.set_index(convert(error.index))
+        raise
+
+
+@contextmanager
+def point_to(pointer: str) -> Iterator[None]:
+    """Let errors of a text that is no input have the JSON pointer to it, and no index."""
+    try:
+        yield
+    except VitrineError as error:
+        error.index, error.pointer = None, pointer
         raise

@@ -378,8 +378,8 @@ GUARDS = (
         f"{_I}batching/test_batch_former.py::test_long_items_take_every_second_turn_while_shorter_ones_wait",
     ),
     Guard(
-        "service/inference/tokenizing/encodings.py",
-        "overflow >= MARGIN",
+        "service/inference/tokenizing/text_parts.py",
+        "overflow(encoding) >= MARGIN",
         "True",
         f"{_I}tokenizing/test_tokenizer.py::test_part_of_a_text_gives_the_tokens_of_the_whole",
     ),

@@ -140,7 +140,7 @@ GUARDS = (
     ),
     Guard(
         "service/api/models.py",
-        "await within(request, state.settings.limits.request_s, loading)",
+        "await within(deadline, loading)",
         "await loading",
         f"{_T}models/test_changes.py::"
         "test_load_of_a_graph_without_end_stops_at_the_deadline_of_the_request",

@@ -125,9 +125,9 @@ GUARDS = (
         f"{_I}tokenizing/test_chunking.py::test_number_of_chunks_is_limited",
     ),
     Guard(
-        "service/inference/results/chunked_texts.py",
-        "                error.set_index(self.owners[error.index])\n",
-        "                pass\n",
+        "service/inference/model/chunk_embeddings.py",
+        "lambda row: chunked.owners[row]",
+        "lambda row: row",
         f"{_T}test_chunks.py::test_failure_names_the_text_of_the_chunk",
     ),
     Guard(
@@ -664,8 +664,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/pair_texts.py",
-        "distinct = list(dict.fromkeys(texts))",
-        "distinct = list(texts)",
+        "self.queries = list(dict.fromkeys(queries))",
+        "self.queries = list(queries)",
         "tests/service/inference/model/test_deletions.py::test_texts_that_variants_share_run_once",
     ),
     # Entities with labels of the request.

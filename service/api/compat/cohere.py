@@ -6,22 +6,21 @@ Contract: https://docs.cohere.com/reference/embed
 import uuid
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from models.quantization import OutputDtype
-from service.api.auth import require_scope
 from service.api.body import read_inputs
 from service.api.compat import rerank
-from service.api.compat.rerank import Name, RerankError
+from service.api.compat.rerank import Name
 from service.api.deadline import cancel_on_disconnect
 from service.api.lease import lease_with_options
-from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
+from service.api.openapi import inference_route
 from service.api.raw_route import RawRoute
-from service.api.responses import JSON, SeveralResults, respond, serialize_rows
+from service.api.responses import SeveralResults, respond, serialize_rows
 from service.api.state import State
 from service.inference.call_options import OnOverflow
 from service.inference.errors import VitrineError
@@ -38,7 +37,7 @@ _FIELDS = {
     "output_dtype": "embedding_types",
 }
 
-router = APIRouter(route_class=RawRoute, dependencies=[require_scope("encode")])
+router = APIRouter(route_class=RawRoute)
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 _DTYPES: Mapping[EmbeddingType, OutputDtype] = {
@@ -121,14 +120,9 @@ class CohereEmbedResponse(BaseModel):
     )
 
 
-BODIES: tuple[type[BaseModel], ...] = (CohereEmbedRequest,)
-
-_ROUTE: dict[str, Any] = {
-    "summary": "Embed texts",
-    "response_model": CohereEmbedResponse,
-    "openapi_extra": request_body(CohereEmbedRequest),
-    "responses": error_responses(*INFERENCE_STATUSES, schema=RerankError, media_type=JSON),
-}
+_ROUTE = inference_route(
+    "Embed texts", CohereEmbedResponse, CohereEmbedRequest, responses=rerank.ERRORS
+)
 
 
 @router.post("/v1/embed", name="v1_embed", **_ROUTE)

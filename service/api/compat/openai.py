@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import orjson
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import BaseModel, Field, StringConstraints, Tag
 
 from models.quantization import OutputDtype
 from service.api.auth import require_scope
@@ -17,11 +17,12 @@ from service.api.body import read_inputs, renamed
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import error_responses, inference_route
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond, serialize_rows
-from service.api.schemas import Ids, PromptName, as_list
+from service.api.schemas import Ids, PromptName, as_list, by_type
 from service.api.state import State
+from service.api.strict_model import StrictModel
 from service.inference.errors import InvalidInput, VitrineError
 from service.inference.model.similarity import keeps_similarity_at_unit_length
 from service.inference.registry.served_models import ModelStatus
@@ -34,35 +35,21 @@ Format = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 # OpenAI's error codes, by HTTP status. They replace the codes of this service.
 CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
-router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_scope("encode")])
+router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 
 
-def _input_tag(value: object) -> str | None:
-    """Return the tag of the union member for this value, judged by the first element.
-
-    Without a tag, pydantic would try all union members, which takes seconds on large bodies.
-    """
-    if isinstance(value, list):
-        tags = {list: "rows", int: "row", float: "row"}
-        return tags.get(type(value[0]), "texts") if value else "texts"
-    return "text" if isinstance(value, str) else None
-
-
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(StrictModel):
     """Texts or token ids to embed."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     input: Annotated[
         Annotated[str, Tag("text")]
         | Annotated[list[str], Field(min_length=1, fail_fast=True), Tag("texts")]
         | Annotated[Ids, Tag("row")]
         | Annotated[list[Ids], Field(fail_fast=True), Tag("rows")],
-        Discriminator(
-            _input_tag,
-            custom_error_type="input",
-            custom_error_message="Input should be a text, a list of texts, a list of token ids, or "
-            "a list of lists of token ids",
+        by_type(
+            {str: "text", list: "texts"},
+            "a text, a list of texts, a list of token ids, or a list of lists of token ids",
+            {list: "rows", int: "row", float: "row"},
         ),
     ] = Field(
         description="A text, a list of texts, a list of token ids, or a list of lists of token "
@@ -182,18 +169,14 @@ class OpenAIErrorResponse(BaseModel):
 
 
 _error_responses = partial(error_responses, schema=OpenAIErrorResponse, media_type=JSON)
+ERRORS = _error_responses(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504)
 
 _MODEL = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
-
-BODIES = (EmbeddingsRequest, OpenAIErrorResponse)
 
 
 @router.post(
     "/embeddings",
-    summary="Embeddings",
-    response_model=EmbeddingsResponse,
-    openapi_extra=request_body(EmbeddingsRequest),
-    responses=_error_responses(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504),
+    **inference_route("Embeddings", EmbeddingsResponse, EmbeddingsRequest, responses=ERRORS),
 )
 async def embeddings(request: Request, state: State) -> Response:
     """Encode inputs into one vector each, of unit length as by OpenAI's API.
@@ -228,6 +211,7 @@ async def embeddings(request: Request, state: State) -> Response:
 @router.get(
     "/models",
     summary="Served models",
+    dependencies=[require_scope("encode")],
     response_model=Models,
     responses=_error_responses(401, 403, 503),
 )
@@ -240,6 +224,7 @@ async def models(_request: Request, state: State) -> Response:
 @router.get(
     "/models/{model:path}",
     summary="A served model",
+    dependencies=[require_scope("encode")],
     openapi_extra={"parameters": [_MODEL]},
     response_model=ModelEntry,
     responses=_error_responses(400, 401, 403, 404, 503),

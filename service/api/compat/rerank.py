@@ -15,13 +15,12 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Tag
 
-from service.api.auth import require_scope
 from service.api.body import read_inputs
 from service.api.compat.openai import Usage
 from service.api.deadline import cancel_on_disconnect
 from service.api.errors import headers_of, status_of
 from service.api.lease import lease_with_options
-from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
+from service.api.openapi import INFERENCE_STATUSES, error_responses, inference_route
 from service.api.raw_route import RawRoute
 from service.api.responses import JSON, respond
 from service.api.schemas import by_type
@@ -130,15 +129,12 @@ class RerankError(BaseModel):
     detail: str
 
 
-BODIES: tuple[type[BaseModel], ...] = (CompatRerankRequest, RerankError)
-
-_ROUTE: dict[str, Any] = {
-    "summary": "Order documents by their relevance to a query",
-    "dependencies": [require_scope("encode")],
-    "response_model": CompatRerankResponse,
-    "openapi_extra": request_body(CompatRerankRequest),
-    "responses": error_responses(*INFERENCE_STATUSES, schema=RerankError, media_type=JSON),
-}
+ERRORS = error_responses(*INFERENCE_STATUSES, schema=RerankError, media_type=JSON)
+_ROUTE = inference_route(
+    "Order documents by their relevance to a query",
+    *(CompatRerankResponse, CompatRerankRequest),
+    responses=ERRORS,
+)
 
 
 @router.post("/v1/rerank", name="v1_rerank", **_ROUTE)

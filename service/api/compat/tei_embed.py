@@ -152,7 +152,7 @@ async def tokenize(request: Request, state: State) -> Response:
     work = model.tokenize(
         texts, prompt_name=body.prompt_name, add_special_tokens=body.add_special_tokens
     )
-    tokens = await within(request, state.settings.limits.request_s, work)
+    tokens = await within(state.deadline(request), work)
     return json_response(
         [
             [
@@ -172,7 +172,7 @@ async def decode(request: Request, state: State) -> Response:
     rows = non_empty(body.id_lists(), "ids")
     model = await named_model(request, state)
     work = model.decode(rows, skip_special_tokens=body.skip_special_tokens)
-    return json_response(await within(request, state.settings.limits.request_s, work))
+    return json_response(await within(state.deadline(request), work))
 
 
 def _as_lists(vectors: Sequence[Vectors] | Vectors) -> bytes:

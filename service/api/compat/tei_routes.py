@@ -1,17 +1,17 @@
 """Reading of requests and rendering of responses of the API of text-embeddings-inference."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
 from fastapi import Request, Response
-from pydantic import BaseModel
 
 from service.api.auth import require_scope
 from service.api.body import Model, read_inputs
 from service.api.compat.tei_schemas import TEIError
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import error_responses, inference_route
 from service.api.responses import JSON, respond
 from service.api.state import AppState
 from service.inference.call_options import QueueArguments
@@ -43,16 +43,10 @@ def openapi_errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return responses
 
 
-def route_options(summary: str, response: object, *bodies: type[BaseModel]) -> dict[str, Any]:
-    """Return the decorator arguments of a route whose handler parses the body itself."""
-    statuses = (400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503, 504)
-    return {
-        "summary": summary,
-        "dependencies": [KEY],
-        "response_model": response,
-        "openapi_extra": request_body(*bodies),
-        "responses": openapi_errors(*statuses),
-    }
+route_options = partial(
+    inference_route,
+    responses=openapi_errors(400, 401, 403, 408, 413, 415, 422, 424, 429, 500, 503, 504),
+)
 
 
 async def read_request(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, ConfigDict, Field, Tag
 
 from service.api.classify_schemas import MAX_CANDIDATES, CandidateLabel, HypothesisTemplate
 from service.api.schemas import Ids, PromptName, as_list, by_type
@@ -11,13 +11,8 @@ from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput
 from service.inference.model.zero_shot import CandidateLabels
 
-
-def _inputs_tag(value: object) -> str | None:
-    if isinstance(value, list):
-        return "ids" if value and isinstance(value[0], int) else "many"
-    return "text" if isinstance(value, str) else None
-
-
+# Tags of a list, by its first item.
+_IDS = {int: "ids", bool: "ids"}
 # One input: a text, or a list of token ids.
 Input = Annotated[
     Annotated[str, Tag("text")] | Annotated[Ids, Tag("ids")],
@@ -27,11 +22,10 @@ Inputs = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[Ids, Tag("ids")]
     | Annotated[list[Input], Field(fail_fast=True), Tag("many")],
-    Discriminator(
-        _inputs_tag,
-        custom_error_type="inputs",
-        custom_error_message="Input should be a text, a list of token ids, or a list of texts and "
-        "lists of token ids",
+    by_type(
+        {str: "text", list: "many"},
+        "a text, a list of token ids, or a list of texts and lists of token ids",
+        _IDS,
     ),
 ]
 
@@ -118,12 +112,7 @@ class DecodeRequest(_TeiBody):
 
     ids: Annotated[
         Annotated[Ids, Tag("ids")] | Annotated[list[Ids], Field(fail_fast=True), Tag("many")],
-        Discriminator(
-            _inputs_tag,
-            custom_error_type="ids",
-            custom_error_message="Input should be a list of token ids, or a list of lists of "
-            "token ids",
-        ),
+        by_type({list: "many"}, "a list of token ids, or a list of lists of token ids", _IDS),
     ]
     skip_special_tokens: bool = True
 
@@ -170,20 +159,12 @@ class TEIRank(BaseModel):
     score: float
 
 
-def _sequences_tag(value: object) -> str | None:
-    if isinstance(value, list):
-        return "sequence" if value and isinstance(value[0], str) else "sequences"
-    return "text" if isinstance(value, str) else None
-
-
 # A text or a pair of texts.
 TextOrPair = Annotated[list[str], Field(min_length=1, max_length=2)]
 
 
-class PredictParameters(BaseModel):
+class PredictParameters(_TeiBody):
     """Parameters of Hugging Face's inference API for classification, which TEI lacks."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
     candidate_labels: list[CandidateLabel] | None = Field(
         None,
@@ -230,11 +211,10 @@ class PredictRequest(Truncation):
         Annotated[str, Tag("text")]
         | Annotated[TextOrPair, Tag("sequence")]
         | Annotated[list[TextOrPair], Field(fail_fast=True), Tag("sequences")],
-        Discriminator(
-            _sequences_tag,
-            custom_error_type="inputs",
-            custom_error_message="Input should be a text, a list of one or two texts, or a list of "
-            "such lists",
+        by_type(
+            {str: "text", list: "sequences"},
+            "a text, a list of one or two texts, or a list of such lists",
+            {str: "sequence"},
         ),
     ] = Field(description="A text, a pair `[a, b]` of texts, or a list of `[a]` and `[a, b]`")
     raw_scores: bool = Field(
@@ -245,7 +225,8 @@ class PredictRequest(Truncation):
     @property
     def is_batch(self) -> bool:
         """Whether the inputs are a list of inputs, which the response mirrors."""
-        return _sequences_tag(self.inputs) == "sequences"
+        is_list = isinstance(self.inputs, list)
+        return is_list and not any(isinstance(item, str) for item in self.inputs[:1])
 
     def input_list(self) -> list[str | tuple[str, str]]:
         """Return the inputs as a list of texts and pairs."""
@@ -293,15 +274,3 @@ class TEIError(BaseModel):
 
     error: str
     error_type: Literal["Empty", "Validation", "Backend", "Overloaded", "Unhealthy"]
-
-
-BODIES = (
-    EmbedRequest,
-    EmbedAllRequest,
-    SimilarityRequest,
-    TokenizeRequest,
-    DecodeRequest,
-    TEIRerankRequest,
-    PredictRequest,
-    TEIError,
-)

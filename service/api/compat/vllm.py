@@ -22,26 +22,25 @@ from pydantic import (
     model_validator,
 )
 
-from service.api.auth import require_scope
 from service.api.body import check_count, read_body, read_inputs, renamed
-from service.api.compat.openai import OpenAIErrorResponse, Usage, render_error
+from service.api.compat.openai import ERRORS, Usage, render_error
 from service.api.compat.rerank import CompatRerankRequest, CompatRerankResponse, Name, rerank
 from service.api.deadline import cancel_on_disconnect
 from service.api.lease import lease_with_options
-from service.api.openapi import error_responses, request_body
+from service.api.openapi import inference_route
 from service.api.raw_route import RawRoute
-from service.api.responses import JSON, respond
+from service.api.responses import respond
 from service.api.schemas import Texts
 from service.api.state import State
 from service.inference.errors import InvalidInput
 from service.inference.model.classification import Classification
 from service.inference.model.pair_scores import PairScores
 
-__all__ = ["BODIES", "PREFIX", "render_error", "router"]
+__all__ = ["PREFIX", "render_error", "router"]
 
 PREFIX = "/vllm"
 
-router = APIRouter(prefix=PREFIX, route_class=RawRoute, dependencies=[require_scope("encode")])
+router = APIRouter(prefix=PREFIX, route_class=RawRoute)
 
 
 class _RequestBody(BaseModel):
@@ -162,26 +161,10 @@ class VLLMClassifyResponse(BaseModel):
     usage: Usage
 
 
-BODIES: tuple[type[BaseModel], ...] = (VLLMScoreRequest, VLLMClassifyRequest)
-
-
-def _route(body: type[BaseModel], response: type[BaseModel], summary: str) -> dict[str, Any]:
-    """Return the decorator arguments of a route whose handler parses the body itself."""
-    return {
-        "summary": summary,
-        "response_model": response,
-        "openapi_extra": request_body(body),
-        "responses": error_responses(
-            *(400, 401, 403, 404, 408, 413, 415, 429, 500, 503, 504),
-            schema=OpenAIErrorResponse,
-            media_type=JSON,
-        ),
-    }
-
-
-_SCORE = _route(VLLMScoreRequest, VLLMScoreResponse, "Score pairs of queries and documents")
-_CLASSIFY = _route(VLLMClassifyRequest, VLLMClassifyResponse, "Classify texts")
-_RERANK = _route(CompatRerankRequest, CompatRerankResponse, "Order documents by relevance")
+_route = partial(inference_route, responses=ERRORS)
+_SCORE = _route("Score pairs of queries and documents", VLLMScoreResponse, VLLMScoreRequest)
+_CLASSIFY = _route("Classify texts", VLLMClassifyResponse, VLLMClassifyRequest)
+_RERANK = _route("Order documents by relevance", CompatRerankResponse, CompatRerankRequest)
 
 router.add_api_route("/rerank", rerank, methods=["POST"], name="vllm_rerank", **_RERANK)
 

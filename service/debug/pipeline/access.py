@@ -6,7 +6,6 @@ browser requests must not come from web pages of other hosts or sites.
 
 from fastapi import Depends, Request
 
-from service.api.deadline import deadline_of
 from service.api.errors import Forbidden, NotFound
 from service.api.middleware import host_matches
 from service.api.state import state_of
@@ -48,7 +47,7 @@ async def check_deadline(request: Request) -> None:
     Raises:
         Malformed: The `X-Request-Timeout-Ms` header is not a positive number of milliseconds.
     """
-    deadline_of(request, state_of(request).settings.limits.request_s)
+    state_of(request).deadline(request)
 
 
 ACCESS = [Depends(require_debug_enabled), Depends(reject_cross_site), Depends(check_deadline)]

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from service.api.deadline import cancel_on_disconnect, within
+from service.api.deadline import cancel_on_disconnect, deadline_of, within
 from service.api.responses import JSON
 from service.debug.pipeline.messages import MAX_NONFINITE, Completed, Job, Opened
 from service.debug.pipeline.model_kinds import ModelKind
@@ -47,7 +47,8 @@ class Call:
             DeadlineExceeded: The request's deadline passes before the work ends.
         """
         work = cancel_on_disconnect(self.request, work)
-        return await within(self.request, self.state.settings.limits.request_s, work)
+        deadline = deadline_of(self.request, self.state.settings.limits.request_s)
+        return await within(deadline, work)
 
     def cost_of(self, steps: int) -> Cost:
         """Return the cost of a number of token steps.

@@ -2,15 +2,10 @@
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, Tag
+from pydantic import Field, FiniteFloat, Tag
 
 from service.api.schemas import ModelName, by_type
-
-
-class StrictModel(BaseModel):
-    """Base model that rejects unknown fields and does not convert types."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+from service.api.strict_model import StrictModel
 
 
 class ModelRequest(StrictModel):

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from models.manifest import Manifest
 from service.api.auth import require_scope
 from service.api.body import read_body
-from service.api.openapi import INFERENCE_STATUSES, error_responses, request_body
+from service.api.openapi import NATIVE_ERRORS, request_body
 from service.api.raw_route import RawRoute
 from service.debug.pipeline.access import ACCESS
 from service.debug.pipeline.call import Call
@@ -76,7 +76,6 @@ class GradientRoute(Generic[Body]):
             kind = self.kind_for(model.artifact.manifest)
             return await self.handler(body, Call(request, state, model, kind))
 
-        errors = error_responses(*INFERENCE_STATUSES)
         router.add_api_route(
             f"/{self.name}",
             endpoint,
@@ -86,7 +85,7 @@ class GradientRoute(Generic[Body]):
             description=inspect.getdoc(self.handler),
             response_model=self.response,
             openapi_extra=request_body(self.request),
-            responses={**({200: dict(self.success)} if self.success else {}), **errors},
+            responses={**({200: dict(self.success)} if self.success else {}), **NATIVE_ERRORS},
         )
 
 

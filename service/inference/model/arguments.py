@@ -15,6 +15,7 @@ from service.inference.errors import InvalidInput
 from service.inference.explain.options import Deletion, Highlights, Terms
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.spans import EntityLabels
+from service.inference.results.tags import Aggregation
 from service.inference.results.vectors import EncodeOutput, VectorOptions
 from service.inference.tokenizing.chunking import Chunking, is_integer
 
@@ -274,6 +275,7 @@ _OPTIONS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "chunking": (lambda value: isinstance(value, Chunking), "a Chunking"),
     "outputs": _several_of(get_args(EncodeOutput)),
     "dtype": _one_of(get_args(OutputDtype)),
+    "aggregation": _one_of(get_args(Aggregation)),
     "threshold": (_is_share, "a number from 0 to 1"),
 }
 

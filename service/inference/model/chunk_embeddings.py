@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from service.inference.call_options import CallOptions
-from service.inference.errors import InferenceFailed
+from service.inference.errors import InferenceFailed, convert_index
 from service.inference.results.chunked_texts import ChunkedTexts
 from service.inference.results.late_chunking import check_late
 from service.inference.results.loaded_model import LoadedModel
@@ -76,7 +76,7 @@ async def encode_chunks(
         refuse_empty(texts)
         return chunked.rows(options.prompt_name)
 
-    with chunked.convert_index(InferenceFailed):
+    with convert_index(lambda row: chunked.owners[row], InferenceFailed):
         rows, (results,), seconds = await model.run(
             chunked.parts,
             len(texts),

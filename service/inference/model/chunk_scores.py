@@ -1,13 +1,12 @@
 """Relevance of long documents to queries: a document has the score of its best chunk."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 
 from service.inference.call_options import CallOptions
-from service.inference.errors import InferenceFailed, InvalidInput, VitrineError, after
+from service.inference.errors import InferenceFailed, InvalidInput, convert_index
 from service.inference.model.pair_scores import PairScores
 from service.inference.model.similarity import EncodedTexts, compare, similarity_of, token_limit
 from service.inference.results.chunked_texts import ChunkedTexts
@@ -52,14 +51,15 @@ async def score_pairs(
     """Return the scores of a reranker for the documents' best chunks; see `scoring.score`."""
     tokenizer = model.tokenizer
     chunked = ChunkedTexts(tokenizer, documents, chunking, model.max_chunks)
+    count = len(queries)
 
     def tokenize() -> list[Row]:
         for index, query in enumerate(queries):
             tokenizer.check_text(query, index)
-        with after(len(queries)):
+        with convert_index(lambda document: count + document):
             return chunked.pair_rows(model.pair_rows, queries, limits, options)
 
-    with after(len(queries), InferenceFailed), chunked.convert_index(InferenceFailed):
+    with convert_index(lambda row: count + chunked.owners[row], InferenceFailed):
         rows, (results,), seconds = await model.run(
             [*queries, *chunked.parts], len(documents), tokenize, ("logits",), options
         )
@@ -90,10 +90,13 @@ async def score_vectors(
 
     def tokenize() -> list[Row]:
         rows = model.tokenizer.rows_of_texts(queries, "query", options.on_overflow)
-        with after(count):
+        with convert_index(lambda document: count + document):
             return rows + chunked.rows("document")
 
-    with _of_rows(chunked, count, InferenceFailed):
+    def text_of(row: int) -> int:
+        return row if row < count else count + chunked.owners[row - count]
+
+    with convert_index(text_of, InferenceFailed):
         rows, results, seconds = await model.run(
             *([*queries, *chunked.parts], count + len(documents), tokenize),
             *((output, "tokens") if chunking.late else (output,), options),
@@ -111,7 +114,7 @@ async def score_vectors(
 
     is_long = chunking.late or output == "multi"
     run = run_pooling if model.artifact.manifest.pools_tokens else asyncio.to_thread
-    with _of_rows(chunked, count, InvalidInput):
+    with convert_index(text_of, InvalidInput):
         scores = await run(compare_chunks) if is_long else compare_chunks()
     best = chunked.best(scores)
     own = [rows[index % count] for index in range(len(documents))]
@@ -125,14 +128,3 @@ async def score_vectors(
         seconds,
         best_chunks=chunked.at(best),
     )
-
-
-@contextmanager
-def _of_rows(chunked: ChunkedTexts, queries: int, kind: type[VitrineError]) -> Iterator[None]:
-    """Convert the index of a row after those of the queries, in errors of a kind, to its text's."""
-    try:
-        yield
-    except kind as error:
-        if error.index is not None and error.index >= queries:
-            error.index = queries + chunked.owners[error.index - queries]
-        raise

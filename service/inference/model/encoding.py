@@ -8,7 +8,7 @@ import numpy as np
 
 from models.manifest import TokenRules
 from models.spaces import Space
-from service.inference.call_options import CallOptions, Deadline
+from service.inference.call_options import CallOptions
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.token_pooling import run_pooling
 from service.inference.results.vectors import (
@@ -18,7 +18,6 @@ from service.inference.results.vectors import (
     MultiEmbeddings,
     SparseEmbeddings,
     SparseVector,
-    Stages,
     TokenEmbeddings,
     VectorOptions,
     Vectors,
@@ -87,15 +86,17 @@ async def encode_outputs(
                 width = model.artifact.manifest.vocab_size
                 return SparseEmbeddings(_sparse_vectors(rows, result, rules), width, rows, seconds)
             case "multi":
-                return _multi_embeddings(
-                    rows,
-                    result,
-                    rules,
-                    seconds,
-                    is_normalized=is_normalized,
-                    normalize=vector_options.normalize,
-                    deadline=options.deadline,
-                )
+                selected = [
+                    select_tokens(
+                        *(index, *pair, rules, options.deadline),
+                        is_normalized=is_normalized,
+                        normalize=vector_options.normalize,
+                    )
+                    for index, pair in enumerate(zip(rows, result, strict=True))
+                ]
+                multi, positions, clusters = zip(*selected, strict=True)
+                own_clusters = clusters if rules.pool_factor > 1 else None
+                return MultiEmbeddings(multi, positions, own_clusters, rows, seconds)
 
     def convert_all() -> Encoded:
         pairs = zip(outputs, results, strict=True)
@@ -106,41 +107,6 @@ async def encode_outputs(
     is_unmapped = outputs == ("pooled",) and space is None
     is_short = is_unmapped or sum(len(row.ids) for row in rows) <= _INLINE_TOKENS
     return convert_all() if is_short else await asyncio.to_thread(convert_all)
-
-
-def _multi_embeddings(
-    rows: Sequence[Row],
-    results: Sequence[Vectors],
-    rules: TokenRules,
-    seconds: Stages,
-    *,
-    is_normalized: bool,
-    normalize: bool | None,
-    deadline: Deadline | None,
-) -> MultiEmbeddings:
-    """Return the multi-vectors of rows, selected from the vectors `(L, W)` of all their tokens.
-
-    Args:
-        rows: Token ids of each input.
-        results: Vectors of all tokens of each row.
-        rules: Rules for the tokens of the inputs.
-        seconds: Duration of each stage.
-        is_normalized: Whether the model normalises its vectors.
-        normalize: See `Model.encode_multi`.
-        deadline: See `select_tokens`.
-
-    Raises:
-        VitrineError: Any error of `select_tokens`, under the same conditions.
-    """
-    selected = [
-        select_tokens(
-            *(index, *pair, rules, deadline), is_normalized=is_normalized, normalize=normalize
-        )
-        for index, pair in enumerate(zip(rows, results, strict=True))
-    ]
-    vectors, positions, clusters = zip(*selected, strict=True)
-    is_pooled = rules.pool_factor > 1
-    return MultiEmbeddings(vectors, positions, clusters if is_pooled else None, rows, seconds)
 
 
 def _sparse_vectors(

@@ -36,8 +36,6 @@ from service.inference.results.vectors import Stages
 from service.inference.tokenizing.pairs import NO_LIMITS, PairLimits
 
 Result = TypeVar("Result", PairScores, Classification)
-# Scores variants, and returns their values.
-Run = Callable[[Sequence[Input]], Awaitable[Values]]
 
 # Values of `DeletionPlanner.aim` without `max_tokens`. Those of "auto" suffice to score each of 12
 # sentences alone and left out, or all words of a sentence; those of highlights to score each
@@ -84,23 +82,16 @@ async def explain_scores(
         is_for_best=isinstance(how, Highlights),
     )
 
-    async def run(variants: Sequence[Input]) -> Values:
+    async def run(variants: Sequence[Input]) -> PairScores:
         first, second = zip(*cast(Sequence[Pair], variants), strict=True)
-        scores = await score(
-            *(model, first, second, limits),
-            explained=0,
-            chunking=None,
-            options=planner.options,
-            count_tokens=planner.count,
-        )
-        return _values_of_scores(scores)
+        rest = limits, planner.options
+        return await score(model, first, second, *rest, count_tokens=planner.count)
 
     order = None if best is None else partial(PairScores.ranking, limit=best)
     own = _options_of_texts(options, planner, order)
-    whole = score(model, queries, documents, limits, explained=0, chunking=None, options=own)
-    texts = asyncio.create_task(whole)
+    texts = asyncio.create_task(score(model, queries, documents, limits, own))
     try:
-        explained = await _explain(texts, _values_of_scores, order, planner, run)
+        explained = await _explain(texts, order, planner, run)
     except InvalidInput as error:
         if error.code == "too_many_tokens" and isinstance(how, Highlights):
             return await texts
@@ -163,11 +154,9 @@ async def explain_labels(
         texts = cast(Sequence[str], inputs)
         return classify_by_candidates(model, texts, candidates, options, count)
 
-    async def run(variants: Sequence[Input]) -> Values:
-        return _values_of_labels(await classify_inputs(variants, planner.options, planner.count))
-
+    run = partial(classify_inputs, options=planner.options, count=planner.count)
     texts = asyncio.create_task(classify_inputs(inputs, _options_of_texts(options, planner, None)))
-    return await _explain(texts, _values_of_labels, None, planner, run)
+    return await _explain(texts, None, planner, run)
 
 
 def _options_of_texts(
@@ -188,26 +177,23 @@ def _aim_of(deletion: Deletion) -> tuple[int, int] | None:
     return _AUTO if deletion.is_auto and deletion.max_tokens is None else None
 
 
-def _values_of_scores(result: PairScores) -> Values:
-    return np.stack([result.scores, result.raw_scores], 1)[:, :, None]
-
-
-def _values_of_labels(result: Classification) -> Values:
+def _values_of(result: PairScores | Classification) -> Values:
+    """Return the scores and the logits of inputs, `(N, 2, C)`."""
+    if isinstance(result, PairScores):
+        return np.stack([result.scores, result.raw_scores], 1)[:, :, None]
     return np.stack([result.scores, result.logits], 1)
 
 
 async def _explain(
     texts: asyncio.Task[Result],
-    values_of: Callable[[Result], Values],
     order: Callable[[Result], Sequence[int]] | None,
     planner: DeletionPlanner,
-    run: Run,
+    run: Callable[[Sequence[Input]], Awaitable[Result]],
 ) -> Result:
     """Return the results of texts with explanations, which are a stage of the call.
 
     Args:
         texts: Returns the results. Its errors come first.
-        values_of: Returns the values of the results.
         order: Returns the indices of the inputs to explain; None: all.
         planner: Chooses the variants.
         run: Scores variants.
@@ -217,7 +203,7 @@ async def _explain(
 
     async def score_variants(variants: Sequence[Input]) -> None:
         if variants:
-            planner.add(variants, await run(variants))
+            planner.add(variants, _values_of(await run(variants)))
 
     async def score_first() -> None:
         nonlocal variants
@@ -229,7 +215,7 @@ async def _explain(
 
     try:
         result, started = await _results_with_first(texts, order, planner, score_first)
-        planner.add_results(values_of(result))
+        planner.add_results(_values_of(result))
         with of_variants():
             await score_variants(await asyncio.to_thread(planner.second))
     except TimeoutError:

@@ -429,6 +429,7 @@ class Model(LoadedModel):
                     f"the model {self.name} has no labels of its own; set labels",
                     pointer="/labels",
                 )
+            check_options(aggregation=aggregation)
             return await tags.tag(self, texts, aggregation, options)
         if aggregation != "simple":
             raise InvalidInput("aggregation does not apply to labels", pointer="/aggregation")
@@ -491,7 +492,9 @@ class Model(LoadedModel):
         terms = count if isinstance(chosen, Terms) else 0
         with scoring.point_to_inputs(1, "/query", "/documents/{}"):
             if chosen is None or isinstance(chosen, Terms):
-                return await scoring.rerank(self, query, documents, limits, terms, chunking, call)
+                return await scoring.rerank(
+                    self, query, documents, limits, call, explained=terms, chunking=chunking
+                )
             return await explain_scores(self, [query], documents, count, chosen, limits, call)
 
     async def score(
@@ -551,8 +554,9 @@ class Model(LoadedModel):
         terms = (top_n or len(documents)) if isinstance(chosen, Terms) else 0
         with scoring.point_to_inputs(len(queries), *paths):
             if chosen is None or isinstance(chosen, Terms):
-                rest = NO_LIMITS, terms, chunking, call
-                return await scoring.score(self, queries, documents, *rest)
+                return await scoring.score(
+                    self, queries, documents, NO_LIMITS, call, explained=terms, chunking=chunking
+                )
             best = top_n if isinstance(chosen, Deletion) else len(documents)
             return await explain_scores(self, queries, documents, best, chosen, NO_LIMITS, call)
 

@@ -1,111 +1,54 @@
 """Texts of pairs whose vectors are compared: each is tokenised and encoded once."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from service.inference.call_options import OnOverflow
-from service.inference.errors import VitrineError, after
+from service.inference.errors import convert_index
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import TextTokenizer
 
 
-class _Side:
-    """Texts of one side of pairs, and their rows."""
-
-    def __init__(self, tokenizer: TextTokenizer, prompt_name: str, with_offsets: bool) -> None:
-        self._tokenizer = tokenizer
-        self._prompt_name = prompt_name
-        self._with_offsets = with_offsets
-        self.indices: dict[str, int] = {}
-        self.rows: list[Row] = []
-
-    def add(self, texts: Sequence[str], on_overflow: OnOverflow) -> None:
-        """Tokenize the texts, equal ones once; an error has the index among `texts`."""
-        distinct = list(dict.fromkeys(texts))
-        rules = self._prompt_name, on_overflow, self._with_offsets
-        try:
-            self.rows = self._tokenizer.rows_of_texts(distinct, *rules)
-        except VitrineError as error:
-            if error.index is not None:
-                error.index = texts.index(distinct[error.index])
-            raise
-        self.indices = {text: at for at, text in enumerate(distinct)}
-
-    def text(self, row: int) -> str:
-        return list(self.indices)[row]
-
-
 class PairTexts:
-    """Queries and documents of pairs, each with its prompt.
+    """Queries and documents of pairs, each once.
 
     Args:
-        tokenizer: Tokenizer of the model.
-        with_offsets: Whether rows have token offsets.
+        queries: One query for all documents, or one per document.
+        documents: Text of each document.
+
+    Attributes:
+        queries: The queries, each once.
+        documents: The documents, each once.
+        pairs: Indices of query and document of each pair, among the queries and then the documents.
     """
 
-    def __init__(self, tokenizer: TextTokenizer, *, with_offsets: bool) -> None:
-        self._queries = _Side(tokenizer, "query", with_offsets)
-        self._documents = _Side(tokenizer, "document", with_offsets)
-        self._pairs: list[tuple[str, str]] = []
+    def __init__(self, queries: Sequence[str], documents: Sequence[str]) -> None:
+        self.queries = list(dict.fromkeys(queries))
+        self.documents = list(dict.fromkeys(documents))
+        first = {text: index for index, text in enumerate(self.queries)}
+        second = {text: index for index, text in enumerate(self.documents, len(first))}
+        self.pairs = [(first[a], second[b]) for a, b in pairs_of(queries, documents)]
+        self._all = queries, documents
 
-    def add(
-        self, queries: Sequence[str], documents: Sequence[str], on_overflow: OnOverflow
-    ) -> None:
-        """Add one pair per document: with the query of its index, or with the only query.
+    def rows(
+        self, tokenizer: TextTokenizer, on_overflow: OnOverflow, *, with_offsets: bool
+    ) -> list[Row]:
+        """Return the rows of the queries, then those of the documents, with their prompts.
 
         Raises:
-            VitrineError: Any error of `rows_of_texts`; its index is that among queries and
-                documents, queries first.
+            VitrineError: Any error of `rows_of_texts`, with the index of the row.
         """
-        self._queries.add(queries, on_overflow)
-        with after(len(queries)):
-            self._documents.add(documents, on_overflow)
-        self._pairs = pairs_of(queries, documents)
+        rows = tokenizer.rows_of_texts(self.queries, "query", on_overflow, with_offsets)
+        with convert_index(lambda document: len(self.queries) + document):
+            return rows + tokenizer.rows_of_texts(
+                self.documents, "document", on_overflow, with_offsets
+            )
 
-    @property
-    def rows(self) -> list[Row]:
-        """Rows of the queries, then those of the documents."""
-        return self._queries.rows + self._documents.rows
-
-    @property
-    def queries(self) -> int:
-        """Number of the queries' rows."""
-        return len(self._queries.rows)
-
-    @property
-    def indices(self) -> list[tuple[int, int]]:
-        """Indices of the rows of each pair."""
-        first, second = self._queries.indices, self._documents.indices
-        return [(first[query], self.queries + second[document]) for query, document in self._pairs]
-
-    @property
-    def tokens(self) -> list[int]:
-        """Number of tokens of each pair."""
-        rows = self.rows
-        return [len(rows[first].ids) + len(rows[second].ids) for first, second in self.indices]
-
-    @property
-    def truncated(self) -> list[bool]:
-        """Whether a text of each pair is truncated."""
-        rows = self.rows
-        return [rows[first].truncated or rows[second].truncated for first, second in self.indices]
-
-    @contextmanager
-    def convert_index(
-        self, kind: type[VitrineError], queries: Sequence[str], documents: Sequence[str]
-    ) -> Iterator[None]:
-        """Convert the index of a row in errors of a kind to one among queries and documents."""
-        try:
-            yield
-        except kind as error:
-            if error.index is not None:
-                error.index = self._index_of(error.index, queries, documents)
-            raise
-
-    def _index_of(self, row: int, queries: Sequence[str], documents: Sequence[str]) -> int:
-        if row < self.queries:
-            return queries.index(self._queries.text(row))
-        return len(queries) + documents.index(self._documents.text(row - self.queries))
+    def index_of(self, row: int) -> int:
+        """Return the index of the text of a row, among all queries and then all documents."""
+        queries, documents = self._all
+        if row < len(self.queries):
+            return queries.index(self.queries[row])
+        return len(queries) + documents.index(self.documents[row - len(self.queries)])
 
 
 def pairs_of(queries: Sequence[str], documents: Sequence[str]) -> list[tuple[str, str]]:

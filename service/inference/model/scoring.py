@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from service.inference.call_options import CallOptions
-from service.inference.errors import InferenceFailed, InvalidInput, VitrineError, after
+from service.inference.errors import InvalidInput, VitrineError, convert_index, point_to
 from service.inference.explain.terms import check_explainable
 from service.inference.model.chunk_scores import check_chunking, score_pairs, score_vectors
 from service.inference.model.classification import Classification
@@ -79,9 +79,10 @@ async def score(
     queries: Sequence[str],
     documents: Sequence[str],
     limits: PairLimits,
-    explained: int,
-    chunking: Chunking | None,
     options: CallOptions,
+    *,
+    explained: int = 0,
+    chunking: Chunking | None = None,
     count_tokens: CountTokens | None = None,
 ) -> PairScores:
     """Return the relevance of each document to the query, or to the query of the same index.
@@ -94,9 +95,9 @@ async def score(
         documents: Text of each document.
         limits: Maximum number of tokens of each query and of each document. They apply to models
             that read query and document at once.
+        options: Options of the call; only rerankers take a prompt, that of queries.
         explained: Number of best scores to explain by their terms.
         chunking: See `Model.score`.
-        options: Options of the call; only rerankers take a prompt, that of queries.
         count_tokens: See `LoadedModel.run`; without `chunking`.
     """
     manifest = model.artifact.manifest
@@ -132,9 +133,10 @@ async def rerank(
     query: str,
     documents: Sequence[str],
     limits: PairLimits,
+    options: CallOptions,
+    *,
     explained: int,
     chunking: Chunking | None,
-    options: CallOptions,
 ) -> PairScores:
     """Return the score of each document, with terms of the best scores; see `score`.
 
@@ -144,18 +146,15 @@ async def rerank(
     _, similarity = similarity_of(model)
     is_single_pass = explained >= len(documents) or not (explained and similarity.explained_by)
     if is_single_pass or chunking is not None:
-        return await score(model, [query], documents, limits, explained, chunking, options)
+        rest = limits, options
+        return await score(model, [query], documents, *rest, explained=explained, chunking=chunking)
     check_explainable(model.artifact.manifest, model.name)
     model.check_outputs(similarity.explained_by)
-    result = await score(model, [query], documents, limits, 0, None, options)
+    result = await score(model, [query], documents, limits, options)
     best = result.ranking(explained)
     kept = [documents[index] for index in best]
-    try:
-        second = await score(model, [query], kept, limits, explained, None, options)
-    except VitrineError as error:
-        if error.index:  # 0 is the query
-            error.index = 1 + best[error.index - 1]
-        raise
+    with convert_index(lambda index: 1 + best[index - 1] if index else 0):  # 0 is the query
+        second = await score(model, [query], kept, limits, options, explained=explained)
     explanations = {best[i]: explanation for i, explanation in second.explanations.items()}
     seconds = result.seconds + second.seconds
     return replace(result, seconds=seconds, explanations=explanations)
@@ -173,7 +172,7 @@ async def _score_pairs(
     for index, query in enumerate(queries):
         model.tokenizer.check_text(query, index)
     pairs = pairs_of(queries, documents)
-    with after(len(queries)):
+    with convert_index(lambda document: len(queries) + document):
         result = await classify(model, pairs, limits, options, count_tokens)
     return PairScores(
         result.scores[:, 0],
@@ -196,32 +195,33 @@ async def _score_vectors(
     """Return similarities of vectors; each text is encoded once."""
     output, similarity = similarity_of(model)
     outputs = (output, *(similarity.explained_by if explained else ()))
-    texts = PairTexts(model.tokenizer, with_offsets=explained > 0)
+    texts = PairTexts(queries, documents)
 
     def tokenize() -> list[Row]:
-        texts.add(queries, documents, options.on_overflow)
-        return texts.rows
+        return texts.rows(model.tokenizer, options.on_overflow, with_offsets=explained > 0)
 
     count = len(documents) if count_tokens else len(queries) + len(documents)
-    with texts.convert_index(InferenceFailed, queries, documents):
+    with convert_index(texts.index_of):
         rows, results, seconds = await model.run(
-            *([*{*queries}, *{*documents}], count, tokenize),
+            *([*texts.queries, *texts.documents], count, tokenize),
             *(outputs, options),
             max_tokens=token_limit(model, output),
             count_tokens=count_tokens,
         )
     compared = time.perf_counter()
-    encoded, pairs = EncodedTexts(rows, results, texts.queries), texts.indices
+    encoded, pairs = EncodedTexts(rows, results, len(texts.queries)), texts.pairs
     work = partial(compare, similarity, model, encoded, pairs, explained, options.deadline)
     is_long = explained > 0 or output == "multi" or len(pairs) > _INLINE_PAIRS
     run = run_pooling if model.artifact.manifest.pools_tokens else asyncio.to_thread
-    with texts.convert_index(InvalidInput, queries, documents):
+    with convert_index(texts.index_of):
         scores, explanations = await run(work) if is_long else work()
     if explained:
         seconds["explain"] = time.perf_counter() - compared
         observe_stages(model.metrics.stage_seconds, compared, {"explain": seconds["explain"]})
-    measured = texts.tokens, texts.truncated, seconds
-    return PairScores(scores, scores, similarity.kind, *measured, explanations)
+    both = [(rows[query], rows[document]) for query, document in pairs]
+    tokens = [len(query.ids) + len(document.ids) for query, document in both]
+    truncated = [query.truncated or document.truncated for query, document in both]
+    return PairScores(scores, scores, similarity.kind, tokens, truncated, seconds, explanations)
 
 
 def _check_instruction(model: LoadedModel, instruction: str | None) -> None:
@@ -234,11 +234,8 @@ def _check_instruction(model: LoadedModel, instruction: str | None) -> None:
             code="wrong_model",
             pointer="/instruction",
         )
-    try:
+    with point_to("/instruction"):
         model.tokenizer.check_text(instruction, 0)
-    except VitrineError as error:
-        error.index, error.pointer = None, "/instruction"
-        raise
 
 
 def _check_labels(model: LoadedModel) -> None:

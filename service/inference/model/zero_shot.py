@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from service.inference.call_options import CallOptions
-from service.inference.errors import InvalidInput, VitrineError
+from service.inference.errors import InvalidInput, convert_index, point_to
 from service.inference.model.arguments import check_options, text_list
 from service.inference.model.classification import Classification
 from service.inference.results.loaded_model import LoadedModel
@@ -124,16 +124,12 @@ async def classify_by_candidates(
     def tokenize() -> list[Row]:
         return rows_of_pairs(model, texts, candidates, options)
 
-    try:
+    with convert_index(lambda pair: pair // count):
         pairs, (results,), seconds = await model.run(
             *([*{*texts}, *candidates.hypotheses], len(texts) * count, tokenize, ("logits",)),
             options,
             count_tokens=count_tokens,
         )
-    except VitrineError as error:
-        if error.index is not None:
-            error.set_index(error.index // count)
-        raise
     by_pair = np.array(results, np.float64).reshape(len(texts), count, -1)
     logits = by_pair[:, :, entailment]
     if candidates.are_independent:
@@ -171,7 +167,7 @@ def rows_of_pairs(
     tokenizer, pair_rows = model.tokenizer, model.pair_rows
     room = pair_rows.room("", options.prompt_name, None)
     for index, hypothesis in enumerate(hypotheses):
-        try:
+        with point_to(f"/candidate_labels/{index}"):
             tokenizer.check_text(hypothesis, index)
             if tokenizer.count(hypothesis) >= room:
                 raise InvalidInput(
@@ -179,9 +175,6 @@ def rows_of_pairs(
                     "the model's maximum length",
                     code="too_long",
                 )
-        except VitrineError as error:
-            error.index, error.pointer = None, f"/candidate_labels/{index}"
-            raise
     pairs = [(text, hypothesis) for text in texts for hypothesis in hypotheses]
     rest = options.prompt_name, options.on_overflow
     return pair_rows.rows(pairs, *rest, keeps_second=True)

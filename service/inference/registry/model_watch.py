@@ -107,14 +107,11 @@ class ModelWatch:
                 end = "its model stays in service" if key in self._names else "it was not loaded"
                 log.error("the artifact %s is gone; %s", path, end)
             return
-        except (ArtifactError, EngineError, OSError, ValueError) as error:
+        except (ArtifactError, EngineError, OSError, ValueError, VitrineError) as error:
             log.error("cannot load %s: %s", path, error)
             return
         except asyncio.CancelledError:
             raise
-        except VitrineError as error:  # such as a version of another width
-            log.error("cannot load %s: %s", path, error)
-            return
         except BaseException:
             log.exception("cannot load %s", path)
             return

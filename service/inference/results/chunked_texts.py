@@ -11,7 +11,7 @@ from tokenizers import Encoding
 
 from models.manifest import Manifest
 from service.inference.call_options import CallOptions
-from service.inference.errors import InvalidInput, VitrineError
+from service.inference.errors import InvalidInput, convert_index
 from service.inference.results.late_chunking import LateText, apply_heads
 from service.inference.results.scores import Scores
 from service.inference.results.vectors import Vectors
@@ -154,16 +154,6 @@ class ChunkedTexts:
         """Index of the text of each chunk."""
         return [index for index, own in enumerate(self.chunks) for _ in own]
 
-    @contextmanager
-    def convert_index(self, kind: type[VitrineError] = VitrineError) -> Iterator[None]:
-        """Convert the index of a row in errors of a kind to the index of its text."""
-        try:
-            yield
-        except kind as error:
-            if error.index is not None:
-                error.set_index(self.owners[error.index])
-            raise
-
     def vectors(self, manifest: Manifest, results: Sequence[Vectors]) -> Vectors:
         """Return the vector of each chunk of all texts, `(N, W)`, before normalisation.
 
@@ -273,7 +263,7 @@ class ChunkedTexts:
     def _of_chunks(self) -> Iterator[list[str]]:
         """Yield the text of each chunk, each of which is to be a row."""
         self.owners = self.chunk_owners
-        with self.convert_index():
+        with convert_index(self.owners.__getitem__):
             yield [
                 text[chunk.start : chunk.end]
                 for text, own in zip(self.texts, self.chunks, strict=True)

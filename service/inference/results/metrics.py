@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from service.inference.batching.batcher import Batcher
 from service.inference.batching.cache import ResultCache
 from service.inference.errors import DeadlineExceeded, InvalidInput, NotReady, Overloaded, TooLarge
 from service.inference.results.vectors import Vectors
@@ -61,18 +62,6 @@ class CacheMetrics(Collector):
             "Size of the results in the cache, in bytes",
             value=self._cache.size,
         )
-
-
-class Queue(Protocol):
-    """The queue of one version of a model."""
-
-    @property
-    def queued_tokens(self) -> int:
-        """Number of queued tokens."""
-
-    @property
-    def oldest_s(self) -> float:
-        """Longest wait of a queued request for its next batch, in seconds."""
 
 
 class InferenceMetrics:
@@ -218,7 +207,7 @@ class ModelMetrics:
         self.loaded_bytes = metrics.loaded_bytes.labels(model)
         self.loads = {result: metrics.loads.labels(model, result) for result in RESULTS}
         self.unloads = metrics.unloads.labels(model)
-        self._queues: list[Queue] = []
+        self._queues: list[Batcher[Any, Any]] = []
         metrics.queue_tokens.labels(model).set_function(
             lambda: sum(queue.queued_tokens for queue in self._queues)
         )
@@ -263,11 +252,11 @@ class ModelMetrics:
             self._compared_vectors.inc(len(vectors))
             self._mean_distances.inc(float(np.maximum(1 - cosines, 0).sum()))
 
-    def add_queue(self, queue: Queue) -> None:
+    def add_queue(self, queue: Batcher[Any, Any]) -> None:
         """Include the queue of a version of the model."""
         self._queues.append(queue)
 
-    def remove_queue(self, queue: Queue) -> None:
+    def remove_queue(self, queue: Batcher[Any, Any]) -> None:
         """Remove the queue of a version that is closed; the metrics must not keep its engine."""
         if queue in self._queues:  # a version may be closed twice
             self._queues.remove(queue)

@@ -10,13 +10,12 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.inference.call_options import CallOptions
-from service.inference.errors import InvalidInput
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.scores import ACTIVATIONS, Scores
 from service.inference.results.vectors import Stages, Vectors, cost_of, refuse_array
@@ -92,10 +91,6 @@ async def tag(
     options: CallOptions,
 ) -> Tags:
     """Return the entities of each text; see `Model.tag`."""
-    if aggregation not in get_args(Aggregation):
-        raise InvalidInput(
-            f"aggregation must be one of {', '.join(get_args(Aggregation))}", pointer="/aggregation"
-        )
     tokenize = partial(model.word_rows.rows, texts, options.on_overflow)
     rows, (logits,), seconds = await model.run(texts, len(texts), tokenize, ("tags",), options)
     labels = model.artifact.manifest.labels

@@ -10,12 +10,7 @@ from models.panics import panics_as_errors
 from service.inference.errors import TooLarge
 from service.inference.tokenizing.rows import Span
 from service.inference.tokenizing.shared_tokenizers import SharedTokenizer
-from service.inference.tokenizing.text_parts import (
-    CHARS_PER_TOKEN,
-    MARGIN,
-    part_of,
-    tokens_span_words,
-)
+from service.inference.tokenizing.text_parts import CHARS_PER_TOKEN, encode_parts, tokens_span_words
 
 # Maximum number of characters per call of the tokenizers library; a longer text gets its own call.
 _SLICE_CHARS = 200_000
@@ -77,24 +72,15 @@ class TextEncodings:
         encode = partial(self._encode, limit, is_left, with_offsets, with_special)
         # Offsets count from the start of the text, which is missing in a part from its end.
         is_cut = self.cuts_texts and not (is_left and with_offsets)
-        chars = CHARS_PER_TOKEN * limit
-        if not is_cut or max(map(len, texts), default=0) <= 2 * chars:
+        if not is_cut or max(map(len, texts), default=0) <= 2 * CHARS_PER_TOKEN * limit:
             return encode(texts)
         special = self._shared.special_tokens if with_special else 0
-        encodings: dict[int, Encoding] = {}
-        while len(encodings) < len(texts):
-            parts = {
-                index: part_of(text, chars, at_end=is_left)
-                for index, text in enumerate(texts)
-                if index not in encodings
-            }
-            encoded = encode(list(parts.values()))
-            for (index, part), encoding in zip(parts.items(), encoded, strict=True):
-                overflow = sum(len(each) - special for each in encoding.overflowing)
-                if len(part) == len(texts[index]) or overflow >= MARGIN:
-                    encodings[index] = encoding
-            chars *= 4
-        return [encodings[index] for index in range(len(texts))]
+
+        def overflow(encoding: Encoding) -> int:
+            return sum(len(each) - special for each in encoding.overflowing)
+
+        encoded = encode_parts(texts, limit, encode, overflow, at_end=is_left)
+        return [encoding for encoding, _ in encoded]
 
     def of_words(self, texts: Sequence[str], limit: int) -> list[WordsEncoding] | None:
         """Encode short texts by their words, with special tokens.

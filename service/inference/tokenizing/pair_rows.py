@@ -256,10 +256,5 @@ class PairRows:
 
     @cached_property
     def _pairs(self) -> PairTokenizer:
-        encodings = self.tokenizer.encodings
-        return PairTokenizer(
-            self.tokenizer.shared.variant(None),
-            encodings.without_special,
-            self._max_tokens,
-            cuts_texts=encodings.cuts_texts,
-        )
+        tokenizer = self.tokenizer.shared.variant(None)
+        return PairTokenizer(tokenizer, self.tokenizer.encodings, self._max_tokens)

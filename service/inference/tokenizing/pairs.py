@@ -4,13 +4,14 @@ The tokenizers library can encode pairs too. But it would encode a query again f
 And if both texts are too long, it keeps every combination of their truncated parts in memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from service.inference.tokenizing.text_parts import CHARS_PER_TOKEN, MARGIN, part_of
+from service.inference.tokenizing.encodings import TextEncodings
+from service.inference.tokenizing.text_parts import encode_parts
 
 Pair = tuple[str, str]
 # Maximum number of tokens of the first and of the second text of a pair; None: no limit of its own.
@@ -56,26 +57,17 @@ class PairTokenizer:
     Args:
         tokenizer: The tokenizer, without truncation. It determines the special tokens and the token
             types of pairs.
-        encode: Encodes texts without special tokens and without truncation.
+        encodings: Encodings of texts.
         max_tokens: Maximum number of tokens of a pair, special tokens included.
-        cuts_texts: Whether to tokenise only a part of a long text. This must be False if a token
-            can span the boundary between two words.
 
     Attributes:
         room: Maximum number of tokens of both texts together.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        encode: Callable[[Sequence[str]], Sequence[Encoding]],
-        max_tokens: int,
-        *,
-        cuts_texts: bool,
-    ) -> None:
-        self._encode = encode
+    def __init__(self, tokenizer: Tokenizer, encodings: TextEncodings, max_tokens: int) -> None:
+        self._encode = encodings.without_special
+        self._cuts_texts = encodings.cuts_texts
         self._max_tokens = max_tokens
-        self._cuts_texts = cuts_texts
         # Id, type and text index of each token of a pair; special tokens have the index None. The
         # tokenizer itself may have no token for a letter.
         letters = Tokenizer(WordLevel({"a": 0}, "a"))
@@ -133,22 +125,18 @@ class PairTokenizer:
 
     def _tokens_of(self, texts: Sequence[str], drops_left: bool) -> list[_Text]:
         """Return the first `max_tokens` tokens of each text, or the last if `drops_left`."""
-        limit, chars = self._max_tokens, CHARS_PER_TOKEN * self._max_tokens
-        tokens: dict[int, _Text] = {}
-        while len(tokens) < len(texts):
-            parts = {
-                index: part_of(text, chars, at_end=drops_left) if self._cuts_texts else text
-                for index, text in enumerate(texts)
-                if index not in tokens
-            }
-            encodings = self._encode(list(parts.values()))
-            for (index, part), encoding in zip(parts.items(), encodings, strict=True):
-                ids, is_whole = encoding.ids, len(part) == len(texts[index])
-                if is_whole or len(ids) >= limit + MARGIN:
-                    kept = ids[-limit:] if drops_left else ids[:limit]
-                    tokens[index] = _Text(kept, not is_whole or len(ids) > limit)
-            chars *= 4
-        return [tokens[index] for index in range(len(texts))]
+        limit = self._max_tokens
+        if self._cuts_texts:
+            encoded = encode_parts(
+                texts, limit, self._encode, lambda own: len(own) - limit, at_end=drops_left
+            )
+        else:
+            encoded = [(encoding, True) for encoding in self._encode(texts)]
+        kept = slice(-limit, None) if drops_left else slice(limit)
+        return [
+            _Text(encoding.ids[kept], not is_whole or len(encoding) > limit)
+            for encoding, is_whole in encoded
+        ]
 
     def _lengths_to_keep(self, a: int, b: int) -> tuple[int, int]:
         """Return the number of tokens to keep of two texts with `a` and `b` tokens.

@@ -1,4 +1,4 @@
-"""Selection of the part of a long text that fills a model's maximum length.
+"""Encoding of the part of a long text that fills a model's maximum length.
 
 A megabyte of text has hundreds of times as many tokens as a model takes. So only the first or last
 part of a long text is tokenised. The text is cut at a boundary between two words, unless tokens can
@@ -6,8 +6,9 @@ span it.
 """
 
 import re
+from collections.abc import Callable, Sequence
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 from tokenizers.models import WordPiece
 
 # Characters per token of the first part that is tried; a part with too few tokens is enlarged.
@@ -24,6 +25,40 @@ _BOUNDARY = re.compile(r"(?<=[^\W_])[ \t\n\r](?=[^\W_])")
 _SPANNING = re.compile(r"[^\W_][ \t\n\r▁ĠĉĊč][^\W_]")
 # Number of characters that are searched for a boundary, from the intended cut into the part.
 _SEARCHED = 500
+
+
+def encode_parts(
+    texts: Sequence[str],
+    limit: int,
+    encode: Callable[[Sequence[str]], Sequence[Encoding]],
+    overflow: Callable[[Encoding], int],
+    *,
+    at_end: bool,
+) -> list[tuple[Encoding, bool]]:
+    """Return the encoding of a part of each text that fills `limit`, and whether it is all of it.
+
+    Args:
+        texts: The texts.
+        limit: Maximum number of tokens.
+        encode: Encodes parts of texts.
+        overflow: Returns the number of tokens of an encoding beyond the limit.
+        at_end: Whether parts are from the ends of the texts.
+    """
+    chars = CHARS_PER_TOKEN * limit
+    encoded: dict[int, tuple[Encoding, bool]] = {}
+    while len(encoded) < len(texts):
+        parts = {
+            index: part_of(text, chars, at_end=at_end)
+            for index, text in enumerate(texts)
+            if index not in encoded
+        }
+        encodings = encode(list(parts.values()))
+        for (index, part), encoding in zip(parts.items(), encodings, strict=True):
+            is_whole = len(part) == len(texts[index])
+            if is_whole or overflow(encoding) >= MARGIN:
+                encoded[index] = encoding, is_whole
+        chars *= 4
+    return [encoded[index] for index in range(len(texts))]
 
 
 def part_of(text: str, chars: int, *, at_end: bool = False) -> str:

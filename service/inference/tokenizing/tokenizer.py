@@ -13,7 +13,7 @@ from models.manifest import MANIFEST, TOKENIZER, ArtifactError, TokenRules
 from models.packing import NO_ADAPTER, prompt_length
 from models.panics import panics_as_errors
 from service.inference.call_options import OnOverflow
-from service.inference.errors import InvalidInput, TooLarge, VitrineError
+from service.inference.errors import InvalidInput, TooLarge, convert_index
 from service.inference.tokenizing.encodings import (
     TextEncodings,
     WordsEncoding,
@@ -569,12 +569,8 @@ def by_index(
         rows_of: Returns the rows of a list of inputs.
     """
     indices = list(inputs)
-    try:
+    with convert_index(indices.__getitem__):
         return dict(zip(indices, rows_of(list(inputs.values())), strict=True))
-    except VitrineError as error:
-        if error.index is not None:
-            error.set_index(indices[error.index])
-        raise
 
 
 def _tokens(text: str, encoding: Encoding) -> list[tuple[int, str, Span | None]]:

@@ -7,7 +7,7 @@ from functools import cached_property
 from tokenizers import Encoding
 
 from service.inference.call_options import OnOverflow
-from service.inference.errors import InvalidInput, VitrineError
+from service.inference.errors import InvalidInput, point_to
 from service.inference.tokenizing.labelled_texts import LabelledTexts
 from service.inference.tokenizing.rows import Row
 from service.inference.tokenizing.tokenizer import TextTokenizer
@@ -67,11 +67,8 @@ class WordRows:
         for index, text in enumerate(texts):
             self._tokenizer.check_text(text, index)
         for index, label in enumerate(labels):
-            try:
+            with point_to(f"/labels/{index}"):
                 self._tokenizer.check_text(label, index)
-            except VitrineError as error:
-                error.index, error.pointer = None, f"/labels/{index}"
-                raise
         rows = self._labelled_texts.rows(texts, labels)
         for index, row in enumerate(rows):
             if row.truncated and on_overflow == "error":
