@@ -98,7 +98,7 @@ bench-rerank: $(VENV)/dev.done $(ARTIFACT)/manifest.json $(PEERS)/vitrine.done $
   $(PEERS)/sentence-transformers.done
 	$(BIN)/python -m tests.benchmarks.bench_rerank --environments $(PEERS)
 
-bench-against: $(VENV)/dev.done $(ARTIFACT)/manifest.json
+bench-against: $(VENV)/dev.done
 	$(BIN)/python -m tests.benchmarks.bench_against $(or $(COMMIT),HEAD)
 
 bench-cache: $(VENV)/dev.done $(ARTIFACT)/manifest.json

