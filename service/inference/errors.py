@@ -136,7 +136,7 @@ class DeadlineExceeded(VitrineError):
 def convert_index(
     convert: Callable[[int], int], kind: type[VitrineError] = VitrineError
 ) -> Iterator[None]:
-    """Convert the index in errors of a kind, such as that of a row to that of its input."""
+    """Convert the index in errors of a kind, and their pointers: from a row to its input."""
     try:
         yield
     except kind as error:

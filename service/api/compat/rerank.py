@@ -132,7 +132,8 @@ class RerankError(BaseModel):
 ERRORS = error_responses(*INFERENCE_STATUSES, schema=RerankError, media_type=JSON)
 _ROUTE = inference_route(
     "Order documents by their relevance to a query",
-    *(CompatRerankResponse, CompatRerankRequest),
+    CompatRerankResponse,
+    CompatRerankRequest,
     responses=ERRORS,
 )
 

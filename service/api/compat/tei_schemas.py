@@ -11,7 +11,7 @@ from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput
 from service.inference.model.zero_shot import CandidateLabels
 
-# Tags of a list, by its first item.
+# Tag of a list, by the type of its first item; booleans are refused as ids.
 _IDS = {int: "ids", bool: "ids"}
 # One input: a text, or a list of token ids.
 Input = Annotated[
@@ -225,8 +225,8 @@ class PredictRequest(Truncation):
     @property
     def is_batch(self) -> bool:
         """Whether the inputs are a list of inputs, which the response mirrors."""
-        is_list = isinstance(self.inputs, list)
-        return is_list and not any(isinstance(item, str) for item in self.inputs[:1])
+        inputs = self.inputs
+        return isinstance(inputs, list) and (not inputs or isinstance(inputs[0], list))
 
     def input_list(self) -> list[str | tuple[str, str]]:
         """Return the inputs as a list of texts and pairs."""

@@ -1,4 +1,4 @@
-"""Targets as functions of the vectors of the reference model."""
+"""Targets as functions of the vectors of the reference model, and the rows of their jobs."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -84,8 +84,9 @@ async def explain_scores(
 
     async def run(variants: Sequence[Input]) -> PairScores:
         first, second = zip(*cast(Sequence[Pair], variants), strict=True)
-        rest = limits, planner.options
-        return await score(model, first, second, *rest, count_tokens=planner.count)
+        return await score(
+            model, first, second, limits, planner.options, count_tokens=planner.count
+        )
 
     order = None if best is None else partial(PairScores.ranking, limit=best)
     own = _options_of_texts(options, planner, order)

@@ -146,8 +146,9 @@ async def rerank(
     _, similarity = similarity_of(model)
     is_single_pass = explained >= len(documents) or not (explained and similarity.explained_by)
     if is_single_pass or chunking is not None:
-        rest = limits, options
-        return await score(model, [query], documents, *rest, explained=explained, chunking=chunking)
+        return await score(
+            model, [query], documents, limits, options, explained=explained, chunking=chunking
+        )
     check_explainable(model.artifact.manifest, model.name)
     model.check_outputs(similarity.explained_by)
     result = await score(model, [query], documents, limits, options)

@@ -3,7 +3,7 @@
 import { chart } from "./charts.js";
 import { colour } from "./colours.js";
 import { card, element, muted, shown, signed } from "./dom.js";
-import { mean, order } from "./numbers.js";
+import { mean, orderOf } from "./numbers.js";
 import { cosine, SIMILARITIES } from "./reading.js";
 import { parseSafetensors } from "./safetensors.js";
 import { number, table } from "./tables.js";
@@ -33,7 +33,7 @@ function similarities(vectors, similarity) {
 
 function neighbours(texts, left, right, names) {
   const rows = texts.map((text, index) => {
-    const [before, after] = [left, right].map((own) => order(own[index]).filter((other) => other !== index));
+    const [before, after] = [left, right].map((own) => orderOf(own[index]).filter((other) => other !== index));
     return { text, before, after, same: before[0] === after[0] };
   });
   const changed = rows.filter(({ same }) => !same).length;

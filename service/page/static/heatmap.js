@@ -2,7 +2,7 @@
 
 import { diverging } from "./colours.js";
 import { element, embedded, notation, raw } from "./dom.js";
-import { order, sum } from "./numbers.js";
+import { orderOf, sum } from "./numbers.js";
 import { largest } from "./tokens.js";
 
 // Cells below 40 pixels cannot hold their numbers.
@@ -43,4 +43,4 @@ export function heatmap(a, b, matrix) {
 const size = (values) => sum(values.map(Math.abs));
 
 // Indices of the largest numbers, in the order of the text.
-const strongest = (sizes) => order(sizes).slice(0, MOST_WORDS).sort((i, j) => i - j);
+const strongest = (sizes) => orderOf(sizes).slice(0, MOST_WORDS).sort((i, j) => i - j);

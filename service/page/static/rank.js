@@ -2,7 +2,7 @@
 
 import { nameOf } from "./deletion.js";
 import { details, element, embedded, muted, sentenceCase } from "./dom.js";
-import { order } from "./numbers.js";
+import { orderOf } from "./numbers.js";
 import { referenceRequest, scoreBody } from "./questions.js";
 import { readPassages } from "./rank_passages.js";
 import { drawRow, figure, paintRow } from "./rank_row.js";
@@ -74,7 +74,7 @@ export function rankingOf(runs) {
   const reference = runs.find(({ key }) => key === "reference")?.result;
   const { scores, truncated } = result;
   return {
-    run, query: body.queries, passages, scores, truncated, explanations, order: order(scores), // equal scores by index, as /rerank has them
+    run, query: body.queries, passages, scores, truncated, explanations, order: orderOf(scores), // equal scores by index, as /rerank has them
     name: nameOf(run), known: reference ? landmarks(reference.scores) : null,
   };
 }

@@ -2,7 +2,7 @@
 
 import { card, listed, muted, sentenceCase, sentences } from "./dom.js";
 import { quoted } from "./deletion.js";
-import { order as orderOf } from "./numbers.js";
+import { orderOf } from "./numbers.js";
 import { nameOfPassage } from "./rank.js";
 import { figure } from "./rank_row.js";
 import { scoreBody } from "./questions.js";

@@ -3,7 +3,7 @@
 
 import { byId, element, muted, sentenceCase, sentences } from "./dom.js";
 import { setInput, setValue } from "./inputs.js";
-import { order } from "./numbers.js";
+import { orderOf } from "./numbers.js";
 import { rankingOf } from "./rank.js";
 import { changesOf, saidOf } from "./rank_changes.js";
 import { readEdits } from "./rank_passages.js";
@@ -177,7 +177,7 @@ async function measure() {
     const result = await ask("score", body, key(), controller.signal);
     const scores = [...ranking.scores];
     indices.forEach((index, at) => { scores[index] = result.scores[at]; });
-    after = { scores, order: order(scores), indices, chunks: result.best_chunks, texts, concernsAll };
+    after = { scores, order: orderOf(scores), indices, chunks: result.best_chunks, texts, concernsAll };
     showAfter();
   } catch (error) {
     if (error.name === "AbortError") return;
