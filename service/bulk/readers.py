@@ -86,7 +86,10 @@ class ReadPlan:
         return first // self.part_rows
 
     def rows_from(self, first: int) -> int:
-        """Return the number of records of the part from `first` on; 0: the job ends there."""
+        """Return the number of records from `first` to the end of its part; 0: the job ends there.
+
+        Before `start`, it is the number of records to skip.
+        """
         part = self.part_of(first)
         if self.last is not None and part > self.last:
             return 0

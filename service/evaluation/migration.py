@@ -103,7 +103,8 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
         )
     old_artifact, new_artifact = _artifact(old), _artifact(new)
     old_space, new_space = _space(old_artifact), _space(new_artifact)
-    old_vectors, new_vectors = _pairs(old, new)
+    old_documents, new_documents = _files(old, "documents"), _files(new, "documents")
+    old_vectors, new_vectors = _pairs(old_documents, new_documents)
     pairs = len(old_vectors)
     if pairs < _MIN_PAIRS:
         raise OptionError(f"{pairs} documents have both vectors; a map needs {_MIN_PAIRS}")
@@ -111,19 +112,22 @@ def fit(old: Evaluated, new: Evaluated) -> Migration:
     # Queries take turns, so that both halves are of all parts of the collection.
     choosing, measuring = judged[::2], judged[1::2]
 
-    def search(queries: VectorFiles, index: Evaluated, space: VectorSpace) -> Rankings:
-        return rank(queries, _files(index, "documents"), space, _DEPTH)
+    def search_old(queries: VectorFiles) -> Rankings:
+        return rank(queries, old_documents, old_space, _DEPTH)
 
     old_queries, new_queries = _files(old, "queries"), _files(new, "queries")
-    rankings = {FULL: search(new_queries, new, new_space), OLD: search(old_queries, old, old_space)}
+    rankings = {
+        FULL: rank(new_queries, new_documents, new_space, _DEPTH),
+        OLD: search_old(old_queries),
+    }
     if old_vectors.shape[1] == new_vectors.shape[1]:
-        rankings[UNMAPPED] = search(new_queries, old, old_space)
+        rankings[UNMAPPED] = search_old(new_queries)
     normalizes = old_artifact.manifest.normalize
     with tempfile.TemporaryDirectory() as name:
         for form, map_ in maps.items():
             mapped = replace(new_queries, folder=Path(name) / form)
             _write_mapped(new_queries.folder, mapped.folder, map_, normalizes)
-            rankings[form] = search(mapped, old, old_space)
+            rankings[form] = search_old(mapped)
 
     def recalls(half: Sequence[str]) -> dict[str, float]:
         some = {query: judgements[query] for query in half}
@@ -192,21 +196,21 @@ def _files(own: Evaluated, name: str) -> VectorFiles:
     return VectorFiles(own.folder / name, texts.read(["id"])[0].to_pylist(), "dense")
 
 
-def _pairs(old: Evaluated, new: Evaluated) -> tuple[Matrix, Matrix]:
+def _pairs(old: VectorFiles, new: VectorFiles) -> tuple[Matrix, Matrix]:
     """Return the vectors of documents by both models, `(N, W')` and `(N, W)`.
 
     Of more than `_MAX_PAIRS` documents, it takes one in `step`, because neighbours in a collection
     are often of one subject.
     """
-    step = -(-len(_files(new, "documents").ids) // _MAX_PAIRS)
+    step = -(-len(new.ids) // _MAX_PAIRS)
     tables = []
     for own in (old, new):
         blocks = [
             block.filter(pa.array(block.column(ROW).to_numpy() % step == 0))
-            for block in _files(own, "documents").blocks(4096)
+            for block in own.blocks(4096)
         ]
         if not blocks:
-            raise OptionError(f"no document of {own.folder} has a vector")
+            raise OptionError(f"no document of {own.folder.parent} has a vector")
         table = pa.Table.from_batches(blocks)
         tables.append((table[ROW].to_numpy(), matrix_of(table["embedding"].combine_chunks())))
     (old_rows, old_vectors), (new_rows, new_vectors) = tables

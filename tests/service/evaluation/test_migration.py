@@ -275,7 +275,10 @@ def test_documents_of_the_whole_collection_are_fitted(
 ) -> None:
     monkeypatch.setattr(migration, "_MAX_PAIRS", 50)
     monkeypatch.setattr(migration, "_MIN_PAIRS", 40)
-    old, new = (read_evaluation(evaluations / name) for name in ("old", "new"))
+    old, new = (
+        migration._files(read_evaluation(evaluations / name), "documents")
+        for name in ("old", "new")
+    )
     rows = migration._pairs(old, new)[1]
     monkeypatch.undo()
     np.testing.assert_array_equal(rows, migration._pairs(old, new)[1][::3])
