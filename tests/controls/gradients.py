@@ -299,7 +299,7 @@ GUARDS = (
         "service/page/static/rank_whatif.js",
         "scores[index] = result.scores[at];",
         "scores[at] = result.scores[at];",
-        f"{_P}test_rank.py::test_struck_sentence_has_the_score_and_the_rank_of_the_rest",
+        f"{_P}test_rank_edits.py::test_struck_sentence_has_the_score_and_the_rank_of_the_rest",
     ),
     Guard(
         "service/page/static/rank_page.js",

@@ -60,6 +60,15 @@ def url(small_artifact: Artifact, hold: Path) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
+def minilm_url(artifact: Artifact) -> Iterator[str]:
+    """A service with a trained model that reads 256 tokens."""
+    settings = {"VITRINE_LIMITS__REQUEST_S": "300", "VITRINE_ENGINE__TIMEOUT_S": "300"}
+    with process("-m", "service", VITRINE_MODEL__PATH=str(artifact.path), **settings) as started:
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        yield match[1]
+
+
+@pytest.fixture(scope="session")
 def reranker_url(reranker: Artifact, hold: Path) -> Iterator[str]:  # noqa: F811
     yield from served(reranker, hold)
 
