@@ -1,24 +1,67 @@
 """Texts of an explanation, and numbers of their units, for its repr and for notebooks."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from models.printable import embedded
 from service.inference.explain.notebook_html import (
+    Chip,
     Passage,
     explanation_html,
     format_number,
     format_signed,
 )
-
-if TYPE_CHECKING:  # `deletion` imports this module
-    from service.inference.explain.deletion import Deletions, ShapleyValues, TextEffects, TextValues
+from service.inference.tokenizing.rows import Span
 
 # Number of units in a repr, those with the largest numbers.
 _IN_REPR = 3
 
 
-def picture(heading: str, explanations: Sequence[tuple[str, "Deletions | ShapleyValues"]]) -> str:
+class ExplainedText(Protocol):
+    """A text of an explanation; see `TextEffects`."""
+
+    @property
+    def text(self) -> int:
+        """Index of the text in its pair."""
+
+    @property
+    def content(self) -> str:
+        """The text."""
+
+    @property
+    def read(self) -> Span:
+        """Span of the text that the model reads."""
+
+    @property
+    def whole(self) -> float:
+        """Result of that part."""
+
+    @property
+    def rows(self) -> Mapping[str, Sequence[Chip]]:
+        """Units, by what they are; the first of them are those of the repr."""
+
+
+class PicturedExplanation(Protocol):
+    """An explanation by deletion or Shapley values; see `Deletions`."""
+
+    @property
+    def texts(self) -> Sequence[ExplainedText]:
+        """Texts with the effects on the score."""
+
+    @property
+    def raw_texts(self) -> Sequence[ExplainedText]:
+        """Texts with the effects on the logit."""
+
+    @property
+    def label(self) -> str | None:
+        """Label of the score."""
+
+    @property
+    def meaning(self) -> str:
+        """Meaning of a unit's number, with a place for the name of the result."""
+
+
+def picture(heading: str, explanations: Sequence[tuple[str, PicturedExplanation]]) -> str:
     """Return explanations as HTML, on one scale.
 
     Args:
@@ -35,19 +78,19 @@ def picture(heading: str, explanations: Sequence[tuple[str, "Deletions | Shapley
     return explanation_html(heading, passages, first.meaning.format(result_name_of(first)))
 
 
-def heading_of(explanation: "Deletions | ShapleyValues") -> str:
+def heading_of(explanation: PicturedExplanation) -> str:
     """Return the name of the explained result, and its value."""
     label = "" if explanation.label is None else f" of {embedded(explanation.label)}"
     return f"{result_name_of(explanation)}{label} {format_number(_texts(explanation)[0].whole)}"
 
 
-def summary_of(explanation: "Deletions | ShapleyValues") -> str:
+def summary_of(explanation: PicturedExplanation) -> str:
     """Return the repr of an explanation."""
     texts = "; ".join(map(text_summary_of, _texts(explanation)))
     return f"{type(explanation).__name__}({heading_of(explanation)}; {texts})"
 
 
-def text_summary_of(text: "TextEffects | TextValues") -> str:
+def text_summary_of(text: ExplainedText) -> str:
     """Return the number of a text's units, and those with the largest numbers."""
     kind, chips = next(iter(text.rows.items()))
     largest = sorted(chips, key=lambda chip: -abs(chip.value or 0.0))[:_IN_REPR]
@@ -64,25 +107,25 @@ def _short(text: str, most: int = 40) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
-def _texts(explanation: "Deletions | ShapleyValues") -> "Sequence[TextEffects | TextValues]":
+def _texts(explanation: PicturedExplanation) -> Sequence[ExplainedText]:
     """Return texts with the effects on the logit of a reranker: scores near 1 hardly change."""
     return explanation.raw_texts if explanation.label is None else explanation.texts
 
 
-def result_name_of(explanation: "Deletions | ShapleyValues") -> str:
+def result_name_of(explanation: PicturedExplanation) -> str:
     """Return what is explained of the pictured texts: "score" or "logit"."""
     is_score = explanation.label is not None or explanation.texts == explanation.raw_texts
     return "score" if is_score else "logit"
 
 
-def _names(explanation: "Deletions | ShapleyValues") -> list[str]:
+def _names(explanation: PicturedExplanation) -> list[str]:
     names = ("query", "document")
     if explanation.label is not None:
         names = ("first text", "second text") if len(explanation.texts) > 1 else ("text", "text")
     return [names[text.text] for text in explanation.texts]
 
 
-def _limit_phrase(text: "TextEffects | TextValues") -> str:
+def _limit_phrase(text: ExplainedText) -> str:
     start, end = text.read
     if text.read == (0, len(text.content)):
         return ""
