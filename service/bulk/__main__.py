@@ -2,7 +2,7 @@
 
 import sys
 
-from service.commands import encode
+from service.bulk.command_line import main
 
 if __name__ == "__main__":
-    sys.exit(encode())
+    sys.exit(main())

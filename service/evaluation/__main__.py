@@ -2,7 +2,7 @@
 
 import sys
 
-from service.commands import run
+from service.evaluation.command_line import main
 
 if __name__ == "__main__":
-    sys.exit(run("eval"))
+    sys.exit(main())
