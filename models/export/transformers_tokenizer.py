@@ -123,7 +123,7 @@ def read_tokenizer_file(folder: ModelFolder, subfolder: str) -> Tokenizer:
     """Return the tokenizer of a subfolder's tokenizer.json, as the file describes it.
 
     Raises:
-        CheckpointError: The file is missing or invalid.
+        CheckpointError: The file is missing or invalid, or two tokens have one id.
     """
     name = join(subfolder, TOKENIZER)
     if not folder.has(name):
@@ -137,9 +137,18 @@ def read_tokenizer_file(folder: ModelFolder, subfolder: str) -> Tokenizer:
             tokenizer: Tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:
         raise CheckpointError(f"{name} is not a tokenizer: {_line(error)}") from error
-    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    largest = max(vocabulary.values(), default=0)
     if largest > MAX_SIZE:  # the library takes time in proportion to the id
         raise CheckpointError(f"{name} has a token with the id {largest}; the limit is {MAX_SIZE}")
+    first: dict[int, str] = {}
+    for token, token_id in sorted(vocabulary.items()):
+        other = first.setdefault(token_id, token)
+        if other != token:  # the library writes one of them, another one each time
+            raise CheckpointError(
+                f"{name}: the tokens {other!r} and {token!r} have one id, {token_id}; "
+                "each token needs its own"
+            )
     return tokenizer
 
 

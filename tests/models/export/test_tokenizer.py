@@ -443,6 +443,19 @@ def test_file_that_is_no_tokenizer_is_refused(
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
 
 
+def test_tokenizer_whose_tokens_share_an_id_is_refused(
+    tmp_path: Path, sentence_config: SentenceConfig
+) -> None:
+    save_tokenizer(tmp_path)
+    model = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
+    model["vocab"] |= {"w7": model["vocab"]["w8"]}
+    edit_json(tmp_path / "tokenizer.json", model=model)
+    written = json.loads(Tokenizer.from_file(str(tmp_path / "tokenizer.json")).to_str())
+    assert len({"w7", "w8"} & written["model"]["vocab"].keys()) == 1
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: the tokens 'w7' and 'w8' have one"):
+        read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
+
+
 def test_tokenizer_with_random_tokens_is_refused(
     tmp_path: Path, sentence_config: SentenceConfig
 ) -> None:
