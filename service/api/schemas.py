@@ -106,8 +106,8 @@ class EncodeRequest(StrictModel):
     truncate_dim: int | None = Field(
         None,
         ge=1,
-        description="Like `dimensions`, but vectors are truncated after they are normalised, as in "
-        "sentence-transformers",
+        description="Like `dimensions`, but vectors are truncated after the model has normalised "
+        "them, and normalised again if `normalize` is true, as in sentence-transformers",
     )
     output: Outputs | None = Field(
         None,

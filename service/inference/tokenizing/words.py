@@ -37,14 +37,14 @@ def units_of_characters(text: str) -> list[int | None]:
     a script without spaces. Its combining marks belong to a letter.
     """
     units: list[int | None] = []
-    number, previous = 0, "space"
-    for at in range(len(text)):
-        kind = _kind(text, at)
+    number, previous, before = 0, "space", ""
+    for at, character in enumerate(text):
+        kind = _kind(before, character, text[at + 1 : at + 2])
         if kind is None and previous == "space":
             kind = "symbols"  # there is no letter that it could belong to
         if kind is not None:
             number += kind != previous or kind == "unspaced"
-            previous = kind
+            previous, before = kind, character
         units.append(None if previous == "space" else number)
     return units
 
@@ -58,9 +58,14 @@ def spans_of_units(units: Sequence[int | None]) -> dict[int, Span]:
     return spans
 
 
-def _kind(text: str, at: int) -> str | None:
-    """Return the kind of a character; None for a character that continues the one before it."""
-    character, around = text[at], text[max(0, at - 1) : at + 2]
+def _kind(before: str, character: str, after: str) -> str | None:
+    """Return the kind of a character; None for a character that continues the one before it.
+
+    Args:
+        before: The last character before it that has a kind. A mark between both belongs to it.
+        character: The character.
+        after: The character after it.
+    """
     if character.isspace():
         return "space"
     major = category(character)[0]
@@ -69,8 +74,7 @@ def _kind(text: str, at: int) -> str | None:
     if major == "L":
         is_unspaced = name(character, "").partition(" ")[0] in _UNSPACED
         return "unspaced" if is_unspaced else "letters"
-    joins = len(around) == 3 and (
-        (character in _APOSTROPHES and around[0].isalpha() and around[2].isalpha())
-        or (character in _DECIMAL_MARKS and around[0].isdigit() and around[2].isdigit())
+    joins = (character in _APOSTROPHES and before.isalpha() and after.isalpha()) or (
+        character in _DECIMAL_MARKS and before.isdigit() and after.isdigit()
     )
     return "letters" if major == "N" or joins else "symbols"

@@ -1,9 +1,10 @@
 """Variants of texts without a unit, and the effects that results of them have."""
 
 import re
+from unicodedata import normalize
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from service.inference.errors import InvalidInput
@@ -39,6 +40,13 @@ def units(text: str, by: str = "words") -> list[str]:
 )
 def test_words_of_a_text(text: str, words: list[str]) -> None:
     assert units(text) == words
+
+
+@given(st.text("aé'\u2019.,1٣ -", max_size=12))
+@example("Renoir\u2019s café\u2019s menu")
+def test_decomposed_text_has_the_words_of_the_composed_one(text: str) -> None:
+    decomposed = [normalize("NFC", word) for word in units(normalize("NFD", text))]
+    assert decomposed == units(normalize("NFC", text))
 
 
 def test_sentences_of_a_text_have_no_white_space_around_them() -> None:
