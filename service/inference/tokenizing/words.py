@@ -17,7 +17,7 @@ from unicodedata import category, name
 from service.inference.tokenizing.rows import Span
 
 _APOSTROPHES = "'\u2019"
-_DECIMAL_MARKS = ".,"
+_DECIMAL_MARKS = ".,\u066b\u066c"  # the last two are Arabic
 # First word of the Unicode names of letters in scripts without spaces between words.
 _UNSPACED = {
     *("CJK", "IDEOGRAPHIC", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "HALFWIDTH"),
