@@ -472,7 +472,7 @@ def open_output(job: ClusterJob) -> dict[int, int]:
         else:
             with tempfile.TemporaryDirectory() as folder:
                 local = Path(folder) / _SETTINGS
-                local.write_text(json.dumps(job.settings, ensure_ascii=False))
+                local.write_text(json.dumps(job.settings))
                 publish(local, job.output)
     numbers = [int(match[1]) for match in map(_PART.fullmatch, names) if match]
     return _errors_of_parts(job, numbers)

@@ -51,7 +51,7 @@ async def page(_request: Request, state: State) -> Response:
     The page itself needs no API key, because it contains no secrets. If the service has API keys,
     the requests that the page sends need one.
     """
-    content = await asyncio.to_thread((_FOLDER / "index.html").read_text)
+    content = await asyncio.to_thread((_FOLDER / "index.html").read_text, "utf-8")
     gradients = "enabled" if state.settings.debug.enabled else "disabled"
     content = content.replace("{{gradients}}", gradients)
     return Response(content, headers=_HEADERS, media_type=_MEDIA_TYPES[".html"])

@@ -4,6 +4,8 @@ import asyncio
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -257,6 +259,20 @@ def after(change: Callable[[], object]) -> Callable[..., Iterator[dict[str, Any]
         change()
 
     return then_change
+
+
+def test_settings_of_a_cluster_are_written_in_any_locale(tmp_path: Path) -> None:
+    code = (
+        "import sys; from types import SimpleNamespace as Job\n"
+        "from deploy.ray_encode import locate, open_output\n"
+        "for _ in range(2):\n"
+        "    settings = {'--template': '{text} \\u732b'}\n"
+        "    print(open_output(Job(output=locate(sys.argv[1]), settings=settings)))"
+    )
+    # Python would take the locale "C" for UTF-8.
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", code, str(tmp_path / "out")]
+    assert subprocess.check_output(command, env=os.environ | locale, text=True) == "{}\n{}\n"
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"[]", b"\xff"])

@@ -193,7 +193,7 @@ def _fields(result: type) -> dict[str, Any]:
         hints[name] = get_type_hints(getter)["return"]
         descriptions[name] = inspect.getdoc(value) or ""
     return {
-        name: (_json_type(hint), Field(description=descriptions[name]))
+        name: (_json_type(hint), Field(description=descriptions.get(name)))
         for name, hint in hints.items()
     }
 

@@ -1,4 +1,7 @@
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -213,6 +216,23 @@ def test_truncated_weights_raise_checkpoint_error(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match=r"model.safetensors cannot be read"):
         load(tmp_path)
+
+
+def test_weights_that_may_not_be_read_are_not_called_missing(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, "bert")
+    (tmp_path / "model.safetensors").chmod(0)
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from models.export.model_folder import CheckpointError, ModelFolder\n"
+        "try: ModelFolder(Path(sys.argv[1])).tensors()\n"
+        "except CheckpointError as error: print(error)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    if os.geteuid() == 0:  # root may read any file, until it loses this capability
+        capabilities = "-dac_override,-dac_read_search"
+        command = ["setpriv", f"--bounding-set={capabilities}", *command]
+    message = subprocess.check_output(command, text=True)
+    assert message == "model.safetensors cannot be read: Permission denied\n"
 
 
 def test_missing_or_invalid_config_json_raises_checkpoint_error(tmp_path: Path) -> None:

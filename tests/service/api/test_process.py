@@ -137,6 +137,20 @@ def test_startup_prints_the_url_of_the_page_if_it_is_enabled(
             assert httpx2.get(page, timeout=PATIENCE_S).status_code == 200
 
 
+def test_service_starts_without_docstrings(small_artifact: Artifact) -> None:
+    with process(VITRINE_MODEL__PATH=str(small_artifact.path), PYTHONOPTIMIZE="2") as started:
+        lines_until(started, "Serving")
+
+
+def test_page_is_read_as_utf8_in_any_locale(small_artifact: Artifact) -> None:
+    # Python would take the locale "C" for UTF-8.
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    with process(VITRINE_MODEL__PATH=str(small_artifact.path), **locale) as started:
+        _, match = lines_until(started, r"Page of explanations on (\S+)")
+        page = httpx2.get(match[1], timeout=PATIENCE_S)
+    assert (page.status_code, "\N{HORIZONTAL ELLIPSIS}" in page.text) == (200, True)
+
+
 def test_example_at_startup_is_for_the_default_model(
     classifier: Artifact, small_artifact: Artifact
 ) -> None:
