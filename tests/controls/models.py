@@ -432,19 +432,19 @@ GUARDS = (
         "models/engines/__init__.py",
         "if not worst.is_within(bounds):",
         "if not bounds:",
-        "tests/models/test_engines.py",
+        "tests/models/test_engines.py::test_self_check_rejects_wrong_vectors",
     ),
     Guard(
         "models/engines/outputs.py",
         "self.cosine >= bounds.cosine and self.norm <= bounds.norm",
         "self.cosine >= bounds.cosine",
-        "tests/models/test_engines.py",
+        "tests/models/test_outputs.py",
     ),
     Guard(
         "models/engines/outputs.py",
         "self.cosine >= bounds.cosine and self.norm <= bounds.norm",
         "self.norm <= bounds.norm",
-        "tests/models/test_engines.py",
+        "tests/models/test_outputs.py",
     ),
     Guard(
         "models/engines/with_onnxruntime.py",
