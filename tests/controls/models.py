@@ -469,7 +469,7 @@ GUARDS = (
         "models/artifact.py",
         "if actual != self.manifest.files[name]:",
         "if False:",
-        "tests/models/test_artifact.py::test_changed_byte_raises_artifact_error_naming_the_file",
+        "tests/models/test_artifact.py::test_changed_file_raises_artifact_error_with_its_name",
     ),
     Guard(
         "models/artifact.py",

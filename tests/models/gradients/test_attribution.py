@@ -16,7 +16,7 @@ from models.gradients.budget import COSTS
 from models.gradients.inputs import InputRow, Method, MethodOptions
 from models.gradients.reference_model import ReferenceModel
 from models.manifest import TOKENIZER, SimilarityName
-from tests.models.gradients.toys import A, B, attribute_row, toy_model
+from tests.models.gradients.toys import A, B, assert_complete, attribute_row, toy_model
 from tests.sentences import SENTENCES
 
 PAD = [0, 1, 1, 1, 1, 2]  # baseline of A, with A's special tokens
@@ -96,10 +96,7 @@ def test_integrated_gradients_sum_to_the_difference_from_the_baseline(
     result = attribute_row(
         model, A, targets(model)["norm"], layer_name=layer_name, baseline=baseline, options=EXACT
     )
-    assert result.completeness is not None
-    assert result.completeness.converged
-    assert result.baseline_value is not None
-    assert result.scores.sum() == pytest.approx(result.value - result.baseline_value, rel=1e-8)
+    assert_complete(result, rel=1e-8)
     assert result.value == pytest.approx(model.vector(A).norm().item(), rel=1e-12)
 
 
