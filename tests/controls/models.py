@@ -241,7 +241,7 @@ GUARDS = (
         "(not isinstance(default, str) or default not in prompts)",
         "default not in prompts",
         "tests/models/export/test_checkpoint.py::"
-        "test_invalid_sentence_config_raises_checkpoint_error",
+        "test_unsupported_sentence_config_raises_with_the_field_name",
     ),
     Guard(
         "models/export/attention_nodes.py",

@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
 from models.export.parity import reference_outputs
-from models.export.sentence_config import Overrides
+from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import resolve
+from models.network.sentence_encoder import SentenceEncoder
 from tests.models.checkpoints import (
     edit_json,
     edit_tensors,
@@ -22,6 +24,7 @@ from tests.models.checkpoints import (
     save_checkpoint,
     save_classifier,
     save_dense,
+    save_sentence_model,
     save_tokenizer,
     write_json,
     write_modules,
@@ -32,20 +35,34 @@ IDS = [[0, 7, 9, 11, 2], [0, 8, 1, 13, 2], [0, 5, 2]]
 Q = "encoder.layer.0.attention.self.query.weight"
 
 
+def assert_loads(folder: Path, reference: Any) -> None:  # noqa: ANN401 - a model of transformers
+    """Compare token vectors of the loaded encoder with those of the saved one."""
+    ids = torch.tensor(IDS[:1])
+    expected = reference(ids).last_hidden_state
+    torch.testing.assert_close(load(folder)[0].encoder(ids), expected, rtol=1e-5, atol=1e-5)
+
+
+def library_model(folder: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+
+
+def compared_with_library(folder: Path) -> tuple[SentenceEncoder, SentenceConfig]:
+    """Compare the vector of a text with that of sentence-transformers; return what was loaded."""
+    expected = library_model(folder).encode(["w5 w6 w7"], convert_to_tensor=True)
+    model, config = load(folder)
+    ones = torch.ones(1, 5)
+    actual = model(torch.tensor([[0, 5, 6, 7, 2]]), ones, ones)
+    actual = torch.nn.functional.normalize(actual) if config.normalize else actual
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+    return model, config
+
+
 def test_token_type_vectors_equal_transformers(tmp_path: Path) -> None:
     reference = save_checkpoint(tmp_path, "bert")
     encoder = load(tmp_path)[0].encoder
     ids, types = torch.tensor(IDS[:2]), torch.tensor([[0, 0, 1, 1, 1], [0, 1, 0, 1, 1]])
     expected = reference(ids, token_type_ids=types).last_hidden_state
     torch.testing.assert_close(encoder(ids, token_type_ids=types), expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("act", ["relu", "leaky_relu", "gelu_new", "quick_gelu", "silu"])
-def test_activation_vectors_equal_transformers(act: str, tmp_path: Path) -> None:
-    reference = save_checkpoint(tmp_path, "bert", hidden_act=act)
-    ids = torch.tensor(IDS[:1])
-    expected = reference(ids).last_hidden_state
-    torch.testing.assert_close(load(tmp_path)[0].encoder(ids), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_prefixed_and_gamma_beta_tensor_names_load(tmp_path: Path) -> None:
@@ -59,10 +76,7 @@ def test_prefixed_and_gamma_beta_tensor_names_load(tmp_path: Path) -> None:
     }
     tensors["cls.predictions.bias"] = torch.zeros(60)
     save_file(tensors, tmp_path / "model.safetensors")
-    ids = torch.tensor(IDS[:1])
-    torch.testing.assert_close(
-        load(tmp_path)[0].encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
-    )
+    assert_loads(tmp_path, reference)
 
 
 @pytest.mark.parametrize("wrapper", ["module.", "0.auto_model.", "0_auto_model.", "module.bert."])
@@ -73,10 +87,7 @@ def test_tensor_names_with_the_prefix_of_a_wrapper_load(wrapper: str, tmp_path: 
         {f"{wrapper}{name}": tensor for name, tensor in tensors.items()},
         tmp_path / "model.safetensors",
     )
-    ids = torch.tensor(IDS[:1])
-    torch.testing.assert_close(
-        load(tmp_path)[0].encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
-    )
+    assert_loads(tmp_path, reference)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +104,7 @@ def test_default_pooling_equals_sentence_transformers(
     save_byte_level(tmp_path, "Qwen2Tokenizer")
     save_checkpoint(tmp_path, "qwen3", vocab_size=300, **changes)
     edit_json(tmp_path / "config.json", architectures=[architecture])
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    reference = library_model(tmp_path)
     assert load(tmp_path)[1].pooling == (pooling,)
     assert {"last": "lasttoken"}.get(pooling, pooling) == reference[1].pooling_mode
 
@@ -104,7 +115,7 @@ def test_chat_template_of_embeddings_without_modules_is_refused_unless_pooling_i
     template = "{% for message in messages %}<|im_start|>{{ message['content'] }}{% endfor %}"
     size = save_chatml(tmp_path, template)
     save_checkpoint(tmp_path, "qwen3", vocab_size=size)
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    reference = library_model(tmp_path)
     start = reference.tokenizer.convert_tokens_to_ids("<|im_start|>")
     assert reference.preprocess(["cat"])["input_ids"][0, 0] == start
     with pytest.raises(CheckpointError, match=r"chat template, in which .*: --pooling mean"):
@@ -119,11 +130,8 @@ def test_unused_heads_are_left_out_and_named(tmp_path: Path) -> None:
     prefixed = {f"bert.{name}": tensor for name, tensor in tensors.items()}
     save_file({**prefixed, **head}, tmp_path / "model.safetensors")
     messages: list[str] = []
-    model, _ = load(tmp_path, report=messages.append)
-    ids = torch.tensor(IDS[:1])
-    torch.testing.assert_close(
-        model.encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
-    )
+    load(tmp_path, report=messages.append)
+    assert_loads(tmp_path, reference)
     assert messages == [
         "Ignored tensors that do not affect vectors: pooler.dense.bias, pooler.dense.weight, "
         "qa_outputs.bias, qa_outputs.weight"
@@ -135,10 +143,7 @@ def test_sharded_checkpoint_loads_the_same_model(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     reference.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    ids = torch.tensor(IDS[:1])
-    torch.testing.assert_close(
-        load(tmp_path)[0].encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
-    )
+    assert_loads(tmp_path, reference)
 
 
 @pytest.mark.parametrize(
@@ -254,18 +259,9 @@ POOLING_FIELDS: dict[str, dict[str, object]] = {
 def test_pooled_vectors_equal_sentence_transformers(
     fields: str, include_prompt: bool, tmp_path: Path
 ) -> None:
-    save_checkpoint(tmp_path, "mpnet")
-    save_tokenizer(tmp_path)
-    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(
-        tmp_path / "1_Pooling" / "config.json",
-        {
-            "word_embedding_dimension": 32,
-            "include_prompt": include_prompt,
-            **POOLING_FIELDS[fields],
-        },
-    )
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    pooling = {"include_prompt": include_prompt, **POOLING_FIELDS[fields]}
+    save_sentence_model(tmp_path, "mpnet", pooling=pooling)
+    reference = library_model(tmp_path)
     expected = reference.encode(["w5 w6 w7"], prompt="w8 w9 ", convert_to_tensor=True)
     model, sentence_config = load(tmp_path)
     assert sentence_config.include_prompt == include_prompt
@@ -291,14 +287,8 @@ def test_dense_head_vectors_equal_sentence_transformers(activation: str, tmp_pat
         ("Normalize", "3_Normalize"),
     )
     write_json(tmp_path / "4_Dropout" / "config.json", {"dropout": 0.5})
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
-    expected = reference.encode(["w5 w6 w7"], convert_to_tensor=True)
-    model, sentence_config = load(tmp_path)
-    assert sentence_config.normalize
-    assert model.width == 12
-    actual = model(torch.tensor([[0, 5, 6, 7, 2]]), torch.ones(1, 5), torch.ones(1, 5))
-    normed = torch.nn.functional.normalize(actual)
-    torch.testing.assert_close(normed, expected, rtol=1e-5, atol=1e-5)
+    model, sentence_config = compared_with_library(tmp_path)
+    assert (model.width, sentence_config.normalize) == (12, True)
 
 
 @pytest.mark.parametrize("out_features", [12, 32])
@@ -308,13 +298,8 @@ def test_residual_dense_head_vectors_equal_sentence_transformers(
     save_dense(tmp_path)
     dense = Dense(32, out_features, use_residual=True)
     dense.save(str(tmp_path / "2_Dense"))
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
-    assert reference[2].use_residual
-    expected = reference.encode(["w5 w6 w7"], convert_to_tensor=True)
-    model, _ = load(tmp_path)
-    actual = model(torch.tensor([[0, 5, 6, 7, 2]]), torch.ones(1, 5), torch.ones(1, 5))
-    normed = torch.nn.functional.normalize(actual)
-    torch.testing.assert_close(normed, expected, rtol=1e-5, atol=1e-5)
+    assert library_model(tmp_path)[2].use_residual
+    compared_with_library(tmp_path)
 
 
 HEADS = {
@@ -341,13 +326,8 @@ def test_heads_in_any_order_equal_sentence_transformers(kinds: list[str], tmp_pa
     write_json(tmp_path / "4_LayerNorm" / "config.json", {"dimension": 32})
     parameters = {"norm.weight": torch.randn(32), "norm.bias": torch.randn(32)}
     save_file(parameters, tmp_path / "4_LayerNorm" / "model.safetensors")
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
-    expected = reference.encode(["w5 w6 w7"], convert_to_tensor=True)
-    model, sentence_config = load(tmp_path)
+    _, sentence_config = compared_with_library(tmp_path)
     assert sentence_config.normalize == (kinds[-1] == "Normalize")
-    actual = model(torch.tensor([[0, 5, 6, 7, 2]]), torch.ones(1, 5), torch.ones(1, 5))
-    actual = torch.nn.functional.normalize(actual) if sentence_config.normalize else actual
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dimension", [None, 0, "32"])
@@ -422,7 +402,7 @@ def test_modules_of_one_name_are_refused(tmp_path: Path) -> None:
     modules = json.loads((tmp_path / "modules.json").read_text())
     modules[2]["name"] = modules[3]["name"]
     write_json(tmp_path / "modules.json", modules)
-    assert len(SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)) == 3
+    assert len(library_model(tmp_path)) == 3
     with pytest.raises(CheckpointError, match="two modules have the name '3'"):
         load(tmp_path)
 
@@ -432,7 +412,7 @@ def test_empty_list_of_modules_is_refused(tmp_path: Path) -> None:
     save_tokenizer(tmp_path)
     write_json(tmp_path / "modules.json", [])
     with pytest.raises(ValueError, match="An empty modules list"):
-        SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+        library_model(tmp_path)
     with pytest.raises(CheckpointError, match=r"modules\.json lists no modules; list"):
         load(tmp_path)
 
@@ -447,7 +427,7 @@ def test_field_that_a_module_of_sentence_transformers_refuses_is_refused(
     path = next(tmp_path.glob(f"*_{kind}")) / "config.json"
     edit_json(path, eps=1e-12)
     with pytest.raises(TypeError, match="unexpected keyword argument 'eps'"):
-        SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+        library_model(tmp_path)
     with pytest.raises(CheckpointError, match=f"{kind}/config.json: eps is not supported"):
         load(tmp_path)
 
@@ -457,7 +437,7 @@ def test_pooling_without_a_mode_is_refused(mode: object, tmp_path: Path) -> None
     save_dense(tmp_path)
     edit_json(tmp_path / "1_Pooling" / "config.json", pooling_mode=mode)
     with pytest.raises((TypeError, ValueError, RuntimeError)):
-        SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True).encode("w5")
+        library_model(tmp_path).encode("w5")
     with pytest.raises(CheckpointError, match=r"the pooling '.*' is not one of"):
         load(tmp_path)
 
@@ -505,47 +485,14 @@ def test_sentence_config_is_read_and_can_be_overridden(tmp_path: Path) -> None:
             load(tmp_path, Overrides(max_tokens=length))
 
 
-def test_unknown_default_prompt_raises_checkpoint_error(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "bert")
-    write_json(tmp_path / "config_sentence_transformers.json", {"default_prompt_name": "nope"})
-    with pytest.raises(CheckpointError, match="'nope' is not among the prompts: query, document"):
-        load(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("file", "changes", "message"),
-    [
-        ("config_sentence_transformers.json", {"default_prompt_name": []}, r"default prompt \[\]"),
-        ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim has the invalid"),
-        ("config.json", {"matryoshka_dimensions": [8, "16"]}, r"invalid value \[8, '16'\]"),
-        ("tokenizer_config.json", {"truncation_side": "both"}, "Truncation side should be"),
-    ],
-)
-def test_invalid_sentence_config_raises_checkpoint_error(
-    file: str, changes: dict[str, object], message: str, tmp_path: Path
-) -> None:
-    save_checkpoint(tmp_path, "bert")
-    save_tokenizer(tmp_path)
-    content = json.loads((tmp_path / file).read_text()) if (tmp_path / file).exists() else {}
-    write_json(tmp_path / file, {**content, **changes})
-    with pytest.raises(CheckpointError, match=message):
-        load(tmp_path)
-
-
 def test_truncation_to_more_than_all_dimensions_has_no_effect(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "bert")
-    save_tokenizer(tmp_path)
-    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"))
-    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    save_sentence_model(tmp_path, "bert", ("Normalize", "2"))
     (tmp_path / "2").mkdir()
     write_json(tmp_path / "config_sentence_transformers.json", {"truncate_dim": 33})
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
-    expected = reference.encode("w5 w6", convert_to_tensor=True)
-    ids, ones = torch.tensor([[0, 5, 6, 2]]), torch.ones(1, 4)
-    model, _ = load(tmp_path)
-    torch.testing.assert_close(model(ids, ones, ones)[0], expected, rtol=1e-5, atol=1e-6)
+    model, _ = compared_with_library(tmp_path)
+    assert model.width == 32
     artifact, _ = export(resolve(str(tmp_path)), tmp_path / "artifact")
-    assert artifact.manifest.width == len(expected) == 32
+    assert artifact.manifest.width == 32
 
 
 def test_tensor_under_two_names_raises_checkpoint_error(tmp_path: Path) -> None:
@@ -572,12 +519,9 @@ def test_encoder_in_a_subfolder_loads_the_same_model(tmp_path: Path) -> None:
     write_modules(tmp_path, ("Transformer", "0_Transformer"), ("Pooling", "1_Pooling"))
     write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
     write_json(tmp_path / "0_Transformer" / "sentence_bert_config.json", {"max_seq_length": 9})
-    model, sentence_config = load(tmp_path)
+    _, sentence_config = load(tmp_path)
     assert (sentence_config.transformer, sentence_config.max_tokens) == ("0_Transformer", 9)
-    ids = torch.tensor(IDS[:1])
-    torch.testing.assert_close(
-        model.encoder(ids), reference(ids).last_hidden_state, rtol=1e-5, atol=1e-5
-    )
+    assert_loads(tmp_path, reference)
 
 
 @pytest.mark.parametrize(
@@ -594,14 +538,11 @@ def test_encoder_in_a_subfolder_loads_the_same_model(tmp_path: Path) -> None:
 def test_max_tokens_equals_sentence_transformers(
     file: str, content: dict[str, object], limit: int, tmp_path: Path
 ) -> None:
-    save_checkpoint(tmp_path, "bert")
-    save_tokenizer(tmp_path)
-    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    save_sentence_model(tmp_path)
     tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "pad_token": "[PAD]"}
     write_json(tmp_path / "sentence_bert_config.json", {})  # has no effect
     write_json(tmp_path / file, {**content, **(tokenizer if "tokenizer" in file else {})})
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    reference = library_model(tmp_path)
     assert load(tmp_path)[1].max_tokens == limit == reference.max_seq_length
 
 
@@ -609,12 +550,9 @@ def test_max_tokens_equals_sentence_transformers(
 def test_rows_without_a_table_of_positions_can_exceed_max_position_embeddings(
     family: str, tmp_path: Path
 ) -> None:
-    save_checkpoint(tmp_path, family)
-    save_tokenizer(tmp_path)
-    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    save_sentence_model(tmp_path, family)
     write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": 60})
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    reference = library_model(tmp_path)
     text = "w7 w9 w21 w40 " * 20
     ids = reference.preprocess([text])["input_ids"].tolist()
     model, config = load(tmp_path)
@@ -637,24 +575,34 @@ def test_rows_without_a_table_of_positions_can_exceed_max_position_embeddings(
         ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "'SparseEncoder'"),
         ("config_sentence_transformers.json", {"prompts": {"x": 5}}, "prompt 'x' is not a string"),
         ("config_sentence_transformers.json", {"prompts": [1]}, "prompts must be a JSON object"),
+        ("config_sentence_transformers.json", {"default_prompt_name": []}, r"default prompt \[\]"),
+        (
+            "config_sentence_transformers.json",
+            {"default_prompt_name": "nope"},
+            "'nope' is not among the prompts: query, document",
+        ),
+        ("config_sentence_transformers.json", {"truncate_dim": 0}, "truncate_dim has the invalid"),
+        ("config.json", {"matryoshka_dimensions": [8, "16"]}, r"invalid value \[8, '16'\]"),
+        ("tokenizer_config.json", {"truncation_side": "both"}, "Truncation side should be"),
     ],
 )
 def test_unsupported_sentence_config_raises_with_the_field_name(
     file: str, content: object, message: str, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path, "bert")
-    write_json(tmp_path / file, content)
+    save_tokenizer(tmp_path)
+    if (tmp_path / file).exists() and isinstance(content, dict):
+        edit_json(tmp_path / file, **content)
+    else:
+        write_json(tmp_path / file, content)
     with pytest.raises(CheckpointError, match=message):
         load(tmp_path)
 
 
 def test_null_model_type_with_which_modules_have_no_effect_is_refused(tmp_path: Path) -> None:
-    save_checkpoint(tmp_path, "bert")
-    save_tokenizer(tmp_path)
-    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(tmp_path / "1_Pooling" / "config.json", {"pooling_mode": "cls"})
+    save_sentence_model(tmp_path, pooling={"pooling_mode": "cls"})
     write_json(tmp_path / "config_sentence_transformers.json", {"model_type": None})
-    reference = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
+    reference = library_model(tmp_path)
     assert reference[1].pooling_mode == "mean"
     with pytest.raises(CheckpointError, match="model_type is null or missing; set it to 'Sentence"):
         load(tmp_path)

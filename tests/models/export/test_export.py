@@ -42,9 +42,8 @@ from tests.models.checkpoints import (
     save_checkpoint,
     save_dense,
     save_multi_vector,
+    save_sentence_model,
     save_tokenizer,
-    write_json,
-    write_modules,
 )
 from tests.models.export.cuda_graphs import for_cpu
 from tests.models.jina_bert import CODE_OF
@@ -481,10 +480,7 @@ def test_export_command_writes_an_artifact_and_prints_parity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "tiny"
-    save_checkpoint(folder, "bert", num_hidden_layers=1)
-    save_tokenizer(folder)
-    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True})
+    save_sentence_model(folder, pooling={"pooling_mode_cls_token": True}, num_hidden_layers=1)
     options = [str(folder), "--out", str(tmp_path / "out"), "--normalize", "--max-tokens", "20"]
     private, public = new_key(tmp_path, "key")
     options += ["--tokens", "--sign", str(private)]
@@ -564,10 +560,7 @@ def test_hub_names_decide_as_in_sentence_transformers_whether_pooling_includes_p
     name: str, override: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "hkunlp" / name
-    save_checkpoint(folder, "t5")
-    save_tokenizer(folder)
-    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    save_sentence_model(folder, "t5")
     monkeypatch.chdir(tmp_path)
     oracle = SentenceTransformer(f"hkunlp/{name}", device="cpu")
     (pooling,) = (module for module in oracle if isinstance(module, Pooling))
