@@ -123,6 +123,18 @@ CONFIGS = {
 }
 
 
+# Changes that make a model small enough to export it in a second, with each kind of its layers.
+SHALLOW: dict[str, dict[str, Any]] = {
+    "bert": {"num_hidden_layers": 1},
+    "distilbert": {"n_layers": 1},
+    "mpnet": {"num_hidden_layers": 1},
+    "modernbert": {
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+}
+
+
 def save_checkpoint(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
     """Save a random model of the family, with every tensor away from its initial value.
 

@@ -608,7 +608,7 @@ def test_export_refuses_a_graph_whose_check_is_below_the_bound(
 def test_output_without_a_measure_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save_masked_lm(tmp_path / "model", "bert")
+    save_masked_lm(tmp_path / "model", "bert", num_hidden_layers=1)
     save_tokenizer(tmp_path / "model")
     arguments = [str(tmp_path / "model"), "--out", str(tmp_path / "out"), "--sparse"]
     assert main([*arguments, "--precision=int8"]) == 1

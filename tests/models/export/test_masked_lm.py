@@ -59,8 +59,8 @@ def test_weights_of_every_family_equal_the_logits_of_transformers(
     assert 0.1 < (torch.stack(weights) > 0).float().mean() < 1
 
 
-def save_encoder(folder: Path, family: str = "bert", **pooling: Any) -> SparseEncoder:  # noqa: ANN401
-    save_masked_lm(folder / "model", family)
+def save_encoder(folder: Path, **pooling: Any) -> SparseEncoder:  # noqa: ANN401
+    save_masked_lm(folder / "model", "bert", num_hidden_layers=1)
     save_tokenizer(folder / "model")
     encoder = SparseEncoder(str(folder / "model"), device="cpu")
     encoder[1] = SpladePooling(**pooling)
@@ -142,7 +142,7 @@ def test_blocks_of_the_vocabulary_give_the_weights_of_all(
 
 @pytest.mark.slow
 def test_source_of_an_artifact_is_the_model_of_its_graphs(tmp_path: Path) -> None:
-    save_masked_lm(tmp_path / "model", "bert")
+    save_masked_lm(tmp_path / "model", "bert", num_hidden_layers=1)
     save_tokenizer(tmp_path / "model")
     source = resolve(str(tmp_path / "model"))
     artifact, _ = export(source, tmp_path / "artifact", overrides=Overrides(sparse=True))
