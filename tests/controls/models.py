@@ -255,7 +255,7 @@ GUARDS = (
         "    rows = _centre(rows) if centred else rows\n",
         "    rows = _centre(rows)\n",
         "tests/models/test_add_layer_norm.py::"
-        "test_first_and_second_gradients_of_rms_norm_equal_finite_differences",
+        "test_first_and_second_gradients_equal_finite_differences",
     ),
     Guard(
         "models/gradients/graph_weights.py",

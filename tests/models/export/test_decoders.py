@@ -170,7 +170,7 @@ def test_rows_of_ministral3_end_where_transformers_scales_queries(tmp_path: Path
 @pytest.mark.parametrize("limit", [50, 60, 70])
 def test_rows_of_ministral3_can_exceed_max_position_embeddings(limit: int, tmp_path: Path) -> None:
     rotary = {**MINISTRAL, "original_max_position_embeddings": 60}
-    changes = {"rope_parameters": rotary, "max_position_embeddings": 40}
+    changes: dict[str, Any] = {"rope_parameters": rotary, "max_position_embeddings": 40}
     save_sentence_model(tmp_path, "ministral3", **changes)
     write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": limit})
     oracle = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)

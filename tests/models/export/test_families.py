@@ -58,7 +58,7 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("roberta", {"pad_token_id": 3}),
     ("mpnet", {"pad_token_id": 3}),
     *(
-        ("bert", {"hidden_act": name})
+        ("bert", dict[str, object](hidden_act=name))
         for name in ("relu", "leaky_relu", "gelu_new", "quick_gelu", "silu")
     ),
     ("bert", {"type_vocab_size": 1}),
