@@ -96,7 +96,7 @@ def random_rows(count: int) -> list[list[int]]:
 
 
 def test_vector_does_not_depend_on_the_batch(engine: Engine) -> None:
-    rows = random_rows(24)
+    rows = random_rows(12)
     alone = np.concatenate([engine.run(pack([row])) for row in rows])
     order = np.random.default_rng(4).permutation(len(rows))
     batched = engine.run(pack([rows[i] for i in order]))[np.argsort(order)]
@@ -104,13 +104,13 @@ def test_vector_does_not_depend_on_the_batch(engine: Engine) -> None:
 
 
 def test_every_engine_agrees_with_onnxruntime(engine: Engine, reference: Engine) -> None:
-    batch = pack(random_rows(24), prompt_tokens=[1] * 24)
+    batch = pack(random_rows(12), prompt_tokens=[1] * 12)
     assert_agree(engine, engine.run(batch), reference.run(batch))
     assert_agree(engine, engine.run(batch, "tokens"), reference.run(batch, "tokens"), "tokens")
 
 
 def test_concurrent_runs_keep_their_vectors_apart(engine: Engine) -> None:
-    rows = random_rows(24)
+    rows = random_rows(12)
     alone = np.concatenate([engine.run(pack([row])) for row in rows])
     with ThreadPoolExecutor(engine.streams) as streams:
         at_once = list(streams.map(lambda row: engine.run(pack([row])), rows * 3))
