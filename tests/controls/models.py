@@ -171,7 +171,7 @@ GUARDS = (
         "models/export/modules.py",
         '    check_known(config, ("dimension",), name)\n',
         "",
-        "tests/models/export/test_checkpoint.py::"
+        "tests/models/export/test_sentence_config.py::"
         "test_field_that_a_module_of_sentence_transformers_refuses_is_refused",
     ),
     Guard(
@@ -240,7 +240,7 @@ GUARDS = (
         "models/export/sentence_config.py",
         "(not isinstance(default, str) or default not in prompts)",
         "default not in prompts",
-        "tests/models/export/test_checkpoint.py::"
+        "tests/models/export/test_sentence_config.py::"
         "test_unsupported_sentence_config_raises_with_the_field_name",
     ),
     Guard(
