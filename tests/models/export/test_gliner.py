@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from models.artifact import Artifact, sha256
+from models.artifact import Artifact
 from models.engines import open_engine
 from models.export.checkpoint import load
 from models.export.exporter import export
@@ -22,10 +21,11 @@ from models.export.onnx_graph import graph_for, write_weights
 from models.export.sentence_config import Overrides, SentenceConfig
 from models.export.sources import SourceError, resolve
 from models.export.tokenizer_file import read_tokenizer
-from models.manifest import CHECK, MANIFEST, ArtifactError, SpanRules
+from models.manifest import CHECK, ArtifactError, SpanRules
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import INPUT_NAMES, NO_TOKEN, WORD_NAMES, PackedBatch, pack
 from service.inference.tokenizing.labelled_texts import LabelledTexts
+from tests.hostile_artifacts import copy_of, edit
 from tests.models.checkpoints import edit_json, edit_tensors, write_json
 from tests.models.gliner import KINDS, Gliner, save_gliner
 from tests.models.wrong_outputs import WRONG, assert_self_check_refuses
@@ -173,14 +173,10 @@ def test_manifest_has_the_rules_of_rows(exported: Artifact) -> None:
 def test_positions_of_the_self_check_are_inside_its_rows(
     exported: Artifact, tmp_path: Path
 ) -> None:
-    folder = shutil.copytree(exported.path, tmp_path / "artifact")
-    check = json.loads((folder / CHECK).read_text())
-    for name in ("words", "labels"):
-        positions = [[len(check["rows"][0])], *check[name][1:]]
-        write_json(folder / CHECK, {**check, name: positions})
-        manifest = json.loads((folder / MANIFEST).read_text())
-        manifest["files"][CHECK] = sha256(folder / CHECK)
-        write_json(folder / MANIFEST, manifest)
+    check = exported.check()
+    for name, positions in (("words", check.words), ("labels", check.labels)):
+        folder = copy_of(exported.path, tmp_path / name)
+        edit(folder, CHECK, **{name: [[len(check.rows[0])], *positions[1:]]})
         with pytest.raises(ArtifactError, match="must have positions in each row"):
             Artifact.load(folder).check()
 

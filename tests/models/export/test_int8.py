@@ -520,31 +520,22 @@ def test_bounds_of_other_outputs_are_refused(
             check_outputs(manifest, QualityBounds(**{name: 0.5}))
 
 
-def test_bounds_of_int8_are_refused_without_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--min-recall=0.5"], "--min-recall and --min-rank-correlation are for --precision int8"),
+        (["--precision=int8", "--min-recall=0.99"], "--min-recall is for texts of --calibrate"),
+        *(
+            (["--precision=int8", f"--min-recall={bound}"], "--min-recall must be from 0 to 1")
+            for bound in ("nan", "-0.1", "1.1")
+        ),
+    ],
+)
+def test_bounds_that_cannot_be_measured_are_refused(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["model", "--out", str(tmp_path / "out"), "--min-recall", "0.5"]) == 1
-    assert (
-        "--min-recall and --min-rank-correlation are for --precision int8"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("bound", ["nan", "-0.1", "1.1"])
-def test_bounds_of_int8_that_are_no_shares_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], bound: str
-) -> None:
-    arguments = ["model", "--out", str(tmp_path / "out"), "--precision=int8"]
-    assert main([*arguments, f"--min-recall={bound}"]) == 1
-    assert "--min-recall must be from 0 to 1" in capsys.readouterr().err
-
-
-def test_bound_of_recall_without_texts_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["model", "--out", str(tmp_path / "out"), "--precision=int8"]
-    assert main([*arguments, "--min-recall=0.99"]) == 1
-    assert "--min-recall is for texts of --calibrate" in capsys.readouterr().err
+    assert main(["model", "--out", str(tmp_path / "out"), *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 @needs_int8
