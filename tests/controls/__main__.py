@@ -46,6 +46,8 @@ def main() -> int:
     arguments = parser.parse_args()
     guards = sample(arguments.sample, arguments.seed)
     guards = [guard for guard in guards if arguments.only in guard.file + guard.test]
+    if not guards:
+        parser.error(f"no guard of the sample has {arguments.only!r} in its file or its test")
     print(f"{len(guards)} of {len(GUARDS)} guards, first with all of them in place", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "vitrine"

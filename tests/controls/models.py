@@ -171,7 +171,7 @@ GUARDS = (
         "models/export/modules.py",
         '    check_known(config, ("dimension",), name)\n',
         "",
-        "tests/models/export/test_checkpoint.py::"
+        "tests/models/export/test_sentence_config.py::"
         "test_field_that_a_module_of_sentence_transformers_refuses_is_refused",
     ),
     Guard(
@@ -240,8 +240,8 @@ GUARDS = (
         "models/export/sentence_config.py",
         "(not isinstance(default, str) or default not in prompts)",
         "default not in prompts",
-        "tests/models/export/test_checkpoint.py::"
-        "test_invalid_sentence_config_raises_checkpoint_error",
+        "tests/models/export/test_sentence_config.py::"
+        "test_unsupported_sentence_config_raises_with_the_field_name",
     ),
     Guard(
         "models/export/attention_nodes.py",
@@ -255,7 +255,7 @@ GUARDS = (
         "    rows = _centre(rows) if centred else rows\n",
         "    rows = _centre(rows)\n",
         "tests/models/test_add_layer_norm.py::"
-        "test_first_and_second_gradients_of_rms_norm_equal_finite_differences",
+        "test_first_and_second_gradients_equal_finite_differences",
     ),
     Guard(
         "models/gradients/graph_weights.py",
@@ -432,19 +432,19 @@ GUARDS = (
         "models/engines/__init__.py",
         "if not worst.is_within(bounds):",
         "if not bounds:",
-        "tests/models/test_engines.py",
+        "tests/models/test_engines.py::test_self_check_rejects_wrong_vectors",
     ),
     Guard(
         "models/engines/outputs.py",
         "self.cosine >= bounds.cosine and self.norm <= bounds.norm",
         "self.cosine >= bounds.cosine",
-        "tests/models/test_engines.py",
+        "tests/models/test_outputs.py",
     ),
     Guard(
         "models/engines/outputs.py",
         "self.cosine >= bounds.cosine and self.norm <= bounds.norm",
         "self.norm <= bounds.norm",
-        "tests/models/test_engines.py",
+        "tests/models/test_outputs.py",
     ),
     Guard(
         "models/engines/with_onnxruntime.py",
@@ -469,7 +469,7 @@ GUARDS = (
         "models/artifact.py",
         "if actual != self.manifest.files[name]:",
         "if False:",
-        "tests/models/test_artifact.py::test_changed_byte_raises_artifact_error_naming_the_file",
+        "tests/models/test_artifact.py::test_changed_file_raises_artifact_error_with_its_name",
     ),
     Guard(
         "models/artifact.py",

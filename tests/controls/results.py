@@ -373,7 +373,7 @@ GUARDS = (
         "models/network/heads.py",
         "return out if self.residual is None else out + self.residual(x)",
         "return out",
-        "tests/models/export/test_checkpoint.py::"
+        "tests/models/export/test_sentence_config.py::"
         "test_residual_dense_head_vectors_equal_sentence_transformers",
     ),
     # Prompts of rerankers.

@@ -146,7 +146,7 @@ GUARDS = (
         "models/export/sources.py",
         "get_cached_repo_tree(model, revision=folder.name, cache_dir=folder.parents[2])",
         "pass",
-        "tests/models/export/test_export.py::"
+        "tests/models/export/test_sources.py::"
         "test_files_that_another_library_has_cached_are_not_the_whole_model",
     ),
     Guard(

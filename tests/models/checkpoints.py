@@ -123,6 +123,18 @@ CONFIGS = {
 }
 
 
+# Changes that make a model small enough to export it in a second, with each kind of its layers.
+SHALLOW: dict[str, dict[str, Any]] = {
+    "bert": {"num_hidden_layers": 1},
+    "distilbert": {"n_layers": 1},
+    "mpnet": {"num_hidden_layers": 1},
+    "modernbert": {
+        "num_hidden_layers": 2,
+        "layer_types": ["full_attention", "sliding_attention"],
+    },
+}
+
+
 def save_checkpoint(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
     """Save a random model of the family, with every tensor away from its initial value.
 
@@ -133,44 +145,41 @@ def save_checkpoint(folder: Path, family: str, **changes: object) -> Any:  # noq
         return save_nomic_moe(folder, **changes)
     if family in CODE_OF:
         return save_jina_bert(folder, family, **changes)
-    config = type(CONFIGS[family]()).from_dict({**CONFIGS[family]().to_dict(), **changes})
-    kind = transformers.AutoModel
-    create = transformers.T5EncoderModel if family == "t5" else kind.from_config
-    return _save_random(folder, family, create, config)
+    create = transformers.AutoModel.from_config
+    if family == "t5":
+        create = transformers.T5EncoderModel
+    return _save_random(folder, family, create, _config_of(family, changes))
 
 
 def save_classifier(folder: Path, family: str, labels: int, **changes: object) -> Any:  # noqa: ANN401
     """Save a random model for sequence classification, as `save_checkpoint` does."""
-    config = CONFIGS[family]()
-    named = {"id2label": {i: f"LABEL_{i}" for i in range(labels)}}
-    config = type(config).from_dict({**config.to_dict(), **named, **changes})
-    return _save_random(
-        folder, family, transformers.AutoModelForSequenceClassification.from_config, config
-    )
+    named = {"id2label": {i: f"LABEL_{i}" for i in range(labels)}, **changes}
+    return _save_head(folder, family, transformers.AutoModelForSequenceClassification, named)
 
 
 def save_token_classifier(folder: Path, family: str, labels: int, **changes: object) -> Any:  # noqa: ANN401
     """Save a random model for token classification, as `save_checkpoint` does."""
-    config = CONFIGS[family]()
-    named = {"id2label": {i: f"LABEL_{i}" for i in range(labels)}}
-    config = type(config).from_dict({**config.to_dict(), **named, **changes})
-    return _save_random(
-        folder, family, transformers.AutoModelForTokenClassification.from_config, config
-    )
+    named = {"id2label": {i: f"LABEL_{i}" for i in range(labels)}, **changes}
+    return _save_head(folder, family, transformers.AutoModelForTokenClassification, named)
 
 
 def save_masked_lm(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
     """Save a random masked language model, as `save_checkpoint` does."""
-    config = CONFIGS[family]()
-    config = type(config).from_dict({**config.to_dict(), **changes})
-    return _save_random(folder, family, transformers.AutoModelForMaskedLM.from_config, config)
+    return _save_head(folder, family, transformers.AutoModelForMaskedLM, changes)
 
 
 def save_causal_lm(folder: Path, family: str, **changes: object) -> Any:  # noqa: ANN401
     """Save a random causal language model, as `save_checkpoint` does."""
+    return _save_head(folder, family, transformers.AutoModelForCausalLM, changes)
+
+
+def _save_head(folder: Path, family: str, kind: Any, changes: dict[str, Any]) -> Any:  # noqa: ANN401
+    return _save_random(folder, family, kind.from_config, _config_of(family, changes))
+
+
+def _config_of(family: str, changes: dict[str, Any]) -> Any:  # noqa: ANN401
     config = CONFIGS[family]()
-    config = type(config).from_dict({**config.to_dict(), **changes})
-    return _save_random(folder, family, transformers.AutoModelForCausalLM.from_config, config)
+    return type(config).from_dict({**config.to_dict(), **changes})
 
 
 def _save_random(folder: Path, family: str, create: Any, config: Any) -> Any:  # noqa: ANN401
@@ -331,18 +340,33 @@ def write_modules(folder: Path, *modules: tuple[str, str]) -> None:
     )
 
 
+def save_sentence_model(
+    folder: Path,
+    family: str = "bert",
+    *modules: tuple[str, str],
+    pooling: dict[str, Any] | None = None,
+    **changes: object,
+) -> Any:  # noqa: ANN401
+    """Save a random model of sentence-transformers; return its encoder.
+
+    Args:
+        folder: Folder to write.
+        family: Family of the encoder.
+        modules: Class name and path of the modules after pooling.
+        pooling: Config of the pooling; None: the mean, by default.
+        changes: Changes of the encoder's config.
+    """
+    model = save_checkpoint(folder, family, **changes)
+    save_tokenizer(folder)
+    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"), *modules)
+    width = {"word_embedding_dimension": 32}
+    write_json(folder / "1_Pooling" / "config.json", {**width, **(pooling or {})})
+    return model
+
+
 def save_dense(folder: Path, **config: object) -> None:
     """Save a BERT with mean pooling, a dense head and Normalize."""
-    save_checkpoint(folder, "bert")
-    save_tokenizer(folder)
-    write_modules(
-        folder,
-        ("Transformer", ""),
-        ("Pooling", "1_Pooling"),
-        ("Dense", "2_Dense"),
-        ("Normalize", "3_Normalize"),
-    )
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    save_sentence_model(folder, "bert", ("Dense", "2_Dense"), ("Normalize", "3_Normalize"))
     fields = {"in_features": 32, "out_features": 12, "bias": True}
     activation = {"activation_function": "torch.nn.modules.activation.Tanh"}
     write_json(folder / "2_Dense" / "config.json", {**fields, **activation, **config})

@@ -101,8 +101,13 @@ def main() -> None:
     """Print one line per kernel, width, dtype, architecture and norm."""
     os.environ["TRITON_DUMP_PTXAS_LOG"] = "1"
     os.environ["TRITON_ALWAYS_COMPILE"] = "1"  # a kernel from the cache has no report
-    names = ("_forward_kernel", "_backward_kernel", "_reduce_kernel")
-    for case in itertools.product(names, WIDTHS, DTYPES, ARCHITECTURES, (True, False)):
+    names = ("_forward_kernel", "_backward_kernel")
+    cases = [
+        *itertools.product(names, WIDTHS, DTYPES, ARCHITECTURES, (True, False)),
+        # It is the same for all of these.
+        *(("_reduce_kernel", 384, "fp32", architecture, True) for architecture in ARCHITECTURES),
+    ]
+    for case in cases:
         print(json.dumps(compile_one(*case)), flush=True)
 
 

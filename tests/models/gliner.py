@@ -128,12 +128,13 @@ def _projection(width: int, out: int) -> nn.Sequential:
     )
 
 
-def save_gliner(folder: Path, kind: str, **changes: object) -> Gliner:
+def save_gliner(folder: Path, kind: str, layers: int = 2, **changes: object) -> Gliner:
     """Save a random GLiNER model with an encoder of a kind in `KINDS`; return it.
 
     Args:
         folder: Folder to write.
         kind: `model_type` of the encoder.
+        layers: Number of layers of the encoder, if it names them as BERT does.
         changes: Changes of its settings.
     """
     name, settings = KINDS[kind]
@@ -145,9 +146,10 @@ def save_gliner(folder: Path, kind: str, **changes: object) -> Gliner:
     markers = ["[FLERT]", config["ent_token"], config["sep_token"]]
     tokenizer.add_tokens(markers, special_tokens=True)
     tokenizer.save_pretrained(folder)
-    encoder_config = type(CONFIGS[kind]()).from_dict(
-        {**CONFIGS[kind]().to_dict(), "vocab_size": len(tokenizer), "max_position_embeddings": 200}
-    )
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 200}
+    if kind not in ("distilbert", "modernbert"):
+        sizes["num_hidden_layers"] = layers
+    encoder_config = type(CONFIGS[kind]()).from_dict({**CONFIGS[kind]().to_dict(), **sizes})
     config["encoder_config"] = encoder_config.to_dict()
     config["vocab_size"] = len(tokenizer)
     config["class_token_index"] = tokenizer.convert_tokens_to_ids(config["ent_token"])

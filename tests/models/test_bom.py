@@ -13,7 +13,7 @@ from models.bom import _SPDX, bill_of_materials
 from models.export.exporter import export
 from models.export.sources import resolve
 from models.manifest import MANIFEST, ArtifactError
-from tests.hostile_artifacts import copy_of, edit
+from tests.hostile_artifacts import edit
 from tests.models.static_models import save_model2vec, word_pieces
 
 COMMIT = "c9745ed1d9f207416be6d2e6f8de32d1f16199bf"
@@ -31,11 +31,6 @@ def model_of(artifact: Artifact) -> dict[str, Any]:
     model: dict[str, Any] = bom_of(artifact)["metadata"]["component"]
     assert model["type"] == "machine-learning-model"
     return model
-
-
-@pytest.fixture
-def copy(small_artifact: Artifact, tmp_path: Path) -> Path:
-    return copy_of(small_artifact.path, tmp_path / "copy")
 
 
 def edited(folder: Path, **values: object) -> Artifact:

@@ -9,7 +9,7 @@ import pytest
 from models.artifact import Artifact
 from models.manifest import CHECK, MANIFEST, TOKENIZER, ArtifactError
 from models.network.pooling import POOLINGS
-from tests.hostile_artifacts import copy_of, edit, replace
+from tests.hostile_artifacts import edit, replace
 
 GRAPH: dict[str, Any] = {"file": "model.onnx", "weights": "model.weights", "engine": "onnxruntime"}
 GRAPH = {**GRAPH, "dtype": "float32", "opset": 20, "parity": None, "quality": None}
@@ -27,12 +27,6 @@ TEMPLATE: dict[str, Any] = {
 }
 RERANKER: dict[str, Any] = {"outputs": ["logits"], "labels": ["a"], "width": 1}
 RERANKER = {**RERANKER, "matryoshka_dimensions": [], "pair_template": TEMPLATE}
-
-
-@pytest.fixture
-def folder(small_artifact: Artifact, tmp_path: Path) -> Path:
-    """A copy of the small artifact, whose files may be replaced."""
-    return copy_of(small_artifact.path, tmp_path / "copy")
 
 
 def rules(**values: object) -> dict[str, object]:
@@ -108,11 +102,11 @@ def rules(**values: object) -> dict[str, object]:
     ],
 )
 def test_manifest_with_a_wrong_value_is_refused_with_the_field(
-    folder: Path, values: dict[str, object], message: str
+    copy: Path, values: dict[str, object], message: str
 ) -> None:
-    edit(folder, MANIFEST, **values)
+    edit(copy, MANIFEST, **values)
     with pytest.raises(ArtifactError, match=f"manifest.json is invalid: .*{message}"):
-        Artifact.load(folder)
+        Artifact.load(copy)
 
 
 @pytest.mark.parametrize(
@@ -126,17 +120,17 @@ def test_manifest_with_a_wrong_value_is_refused_with_the_field(
     ],
 )
 def test_manifest_that_is_no_bounded_json_is_refused(
-    folder: Path, content: bytes, message: str
+    copy: Path, content: bytes, message: str
 ) -> None:
-    replace(folder, MANIFEST, content)
+    replace(copy, MANIFEST, content)
     with pytest.raises(ArtifactError, match=f"manifest.json .*{message}"):
-        Artifact.load(folder)
+        Artifact.load(copy)
 
 
 @pytest.mark.parametrize("name", POOLINGS)
-def test_every_pooling_of_the_network_is_known(folder: Path, name: str) -> None:
-    edit(folder, MANIFEST, pooling=[name])
-    assert Artifact.load(folder).manifest.pooling == (name,)
+def test_every_pooling_of_the_network_is_known(copy: Path, name: str) -> None:
+    edit(copy, MANIFEST, pooling=[name])
+    assert Artifact.load(copy).manifest.pooling == (name,)
 
 
 @pytest.mark.parametrize(
@@ -170,11 +164,11 @@ def test_every_pooling_of_the_network_is_known(folder: Path, name: str) -> None:
     ],
 )
 def test_self_check_with_a_wrong_value_is_refused_with_the_field(
-    folder: Path, values: dict[str, object], message: str
+    copy: Path, values: dict[str, object], message: str
 ) -> None:
-    edit(folder, CHECK, **values)
+    edit(copy, CHECK, **values)
     with pytest.raises(ArtifactError, match=f"check.json is invalid: .*{message}"):
-        Artifact.load(folder).check()
+        Artifact.load(copy).check()
 
 
 @pytest.mark.parametrize(
@@ -187,12 +181,12 @@ def test_self_check_with_a_wrong_value_is_refused_with_the_field(
     ],
 )
 def test_numbers_of_the_rows_of_the_self_check_are_bounded(
-    folder: Path, name: str, number: int, message: str
+    copy: Path, name: str, number: int, message: str
 ) -> None:
-    rows = json.loads((folder / CHECK).read_text())["rows"]
-    edit(folder, CHECK, **{name: [number] * len(rows)})
+    rows = json.loads((copy / CHECK).read_text())["rows"]
+    edit(copy, CHECK, **{name: [number] * len(rows)})
     with pytest.raises(ArtifactError, match=f"check.json is invalid: {message}"):
-        Artifact.load(folder).check()
+        Artifact.load(copy).check()
 
 
 def test_self_check_is_parsed_once(small_artifact: Artifact) -> None:
@@ -201,9 +195,9 @@ def test_self_check_is_parsed_once(small_artifact: Artifact) -> None:
 
 
 @pytest.mark.parametrize("name", [TOKENIZER, CHECK])
-def test_file_larger_than_its_limit_is_refused_before_it_is_read(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-    with (folder / name).open("wb") as file:
+def test_file_larger_than_its_limit_is_refused_before_it_is_read(copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    with (copy / name).open("wb") as file:
         file.truncate(2**40)  # a sparse file, which no machine could read into memory
     with pytest.raises(ArtifactError, match=rf"{name} has more than \d+ bytes, the limit"):
-        Artifact.load(folder).read(name)
+        Artifact.load(copy).read(name)

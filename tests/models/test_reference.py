@@ -1,4 +1,7 @@
-"""The step-by-step reference, and evidence against wrong published formulas."""
+"""The step-by-step reference, and evidence against wrong published formulas.
+
+`test_exactness` compares its results in float32 with float64.
+"""
 
 import subprocess
 import sys
@@ -120,27 +123,6 @@ def test_mismatched_shapes_raise_value_error() -> None:
         forward(x, gamma[1:], beta, EPS)
     with pytest.raises(ValueError, match=r"residual and x differ in shape: \(4, 7\), \(5, 7\)"):
         forward(x, gamma, beta, EPS, residual[1:])
-
-
-ROWS = {
-    "normal": lambda rng, d: rng.normal(size=(8, d)),
-    "large mean": lambda rng, d: 1e6 + rng.normal(size=(8, d)),
-    "tiny variance": lambda rng, d: 1e-4 * rng.normal(size=(8, d)),
-    "constant": lambda rng, d: np.repeat(rng.normal(size=(8, 1)) * 1e6, d, 1),
-    "large": lambda rng, d: 1e17 * rng.normal(size=(8, d)) / d,
-}
-
-
-@pytest.mark.parametrize("width", [1, 3, 64, 384, 768, 1000, 1024, 4097])
-@pytest.mark.parametrize("rows", ROWS)
-def test_float32_reference_stays_within_four_ulps_of_float64(rows: str, width: int) -> None:
-    x = ROWS[rows](np.random.default_rng(0), width).astype(np.float32)
-    gamma, beta = np.ones(width), np.zeros(width)
-    exact, _ = forward(x.astype(np.float64), gamma, beta, EPS)
-    actual, _ = forward(x, gamma.astype(np.float32), beta.astype(np.float32), EPS)
-    assert actual.dtype == np.float32
-    unit = np.finfo(np.float32).eps * np.maximum(np.abs(exact), 1)
-    assert (np.abs(actual - exact) <= 4 * unit).all()
 
 
 # The tests below fail for the wrong published formulas listed in `reference`.

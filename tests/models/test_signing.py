@@ -45,12 +45,6 @@ def certificate(key: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def copy(small_artifact: Artifact, tmp_path: Path) -> Path:
-    """A copy of the small artifact, whose files may be replaced."""
-    return copy_of(small_artifact.path, tmp_path / "copy")
-
-
-@pytest.fixture
 def signed(copy: Path, key: tuple[Path, Path]) -> Path:
     sign_folder(copy, key[0])
     return copy

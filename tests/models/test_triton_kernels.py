@@ -1,10 +1,12 @@
-"""The Triton kernels: values on a GPU or in the interpreter, and resources when compiled."""
+"""The Triton kernels: their arguments, on a GPU or in the interpreter, and resources when compiled.
+
+`test_exactness` compares their results with float64.
+"""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -18,65 +20,12 @@ pytestmark = pytest.mark.slow
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 EPS = 1e-5
-WIDTHS = [1, 3, 64, 384, 768, 1000, 1024, 4097]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def randn(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).to(DEVICE, dtype)
-
-
-ROWS: dict[str, Callable[[Tensor], Tensor]] = {
-    "normal": lambda noise: noise,
-    "large mean": lambda noise: 1e6 + noise,
-    "tiny variance": lambda noise: 1e-4 * noise,
-    "constant": lambda noise: (1e6 * noise[:, :1]).expand_as(noise),
-    "large": lambda noise: 1e17 * noise / noise.shape[1],
-}
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("rows", ROWS)
-def test_float32_kernel_stays_within_four_ulps_of_float64(rows: str, width: int) -> None:
-    x = ROWS[rows](randn(4, width, dtype=torch.float64)).float()
-    actual, total = kernels.forward(x, None, None, None, EPS, True)
-    exact = F.layer_norm(x.double(), [width], eps=EPS)
-    unit = torch.finfo(torch.float32).eps * exact.abs().clamp(min=1)
-    assert ((actual - exact).abs() <= 4 * unit).all()
-    assert total is x
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", WIDTHS)
-def test_forward_and_backward_are_within_one_rounding_of_float64(
-    width: int, dtype: torch.dtype
-) -> None:
-    x, residual, dy, dsum = (randn(5, width, seed=i, dtype=dtype) for i in range(4))
-    weight, bias = randn(width, seed=4), randn(width, seed=5)
-    y, total = kernels.forward(x, residual, weight, bias, EPS, True)
-    dx, dweight, dbias = kernels.backward(dy, dsum, total, weight, EPS, True)
-    if DEVICE == "cuda" or dtype != torch.bfloat16:
-        assert torch.equal(total, x + residual)
-    else:  # the interpreter truncates to bfloat16, where a GPU rounds
-        torch.testing.assert_close(total, x + residual, rtol=torch.finfo(dtype).eps, atol=0)
-
-    exact = [t.double().requires_grad_() for t in (total, weight, bias)]
-    expected = F.layer_norm(exact[0], [width], exact[1], exact[2], EPS)
-    torch.autograd.backward([expected, exact[0]], [dy.double(), dsum.double()])
-    unit = 4 * torch.finfo(torch.float32).eps + (dtype != torch.float32) * torch.finfo(dtype).eps
-    # Terms of dx cancel: in a row of one element, all of them.
-    rstd = (exact[0].var(-1, correction=0, keepdim=True) + EPS).rsqrt()
-    terms = (dy.double() * exact[1]).abs().mean() * rstd
-    for actual, reference, added in ((y, expected, 0), (dx, exact[0].grad, terms)):
-        assert reference is not None
-        assert actual.dtype == dtype
-        scale = reference.abs() + reference.abs().mean() + added
-        assert ((actual.double() - reference).abs() <= unit * scale + 1e-12).all()
-    for actual, parameter in ((dweight, exact[1]), (dbias, exact[2])):
-        assert parameter.grad is not None
-        assert actual.dtype == torch.float32
-        torch.testing.assert_close(actual.double(), parameter.grad, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("residual", [True, False])
@@ -88,6 +37,7 @@ def test_optional_residual_weight_and_bias_may_be_omitted(
     w = randn(20, seed=3) if weight else None
     b = randn(20, seed=4) if bias else None
     y, total = kernels.forward(x, r if residual else None, w, b, EPS, True)
+    assert residual or total is x
     summed = (x + r if residual else x).requires_grad_()
     expected = F.layer_norm(summed, [20], w, b, EPS)
     torch.testing.assert_close(y, expected)
@@ -151,9 +101,9 @@ def test_compiled_kernels_hardly_spill_use_no_float64_and_need_few_instructions(
     )
     assert completed.returncode == 0, completed.stderr
     reports = [json.loads(line) for line in completed.stdout.splitlines()]
-    assert len(reports) == 3 * 5 * 2 * 2 * 2
+    assert len(reports) == 2 * 5 * 2 * 2 * 2 + 2
     for report in reports:
-        assert report["spilled_bytes"] <= 40, report  # two of 120 kernels spill 4 and 10 registers
+        assert report["spilled_bytes"] <= 40, report  # two kernels spill 4 and 10 registers
         assert report["float64"] is False, report
         assert report["registers"] is not None, report
         assert report["shared_bytes"] <= 99 * 1024, report  # what consumer cards have

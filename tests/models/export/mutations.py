@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -32,11 +33,11 @@ from tests.models.checkpoints import (
     save_inference_free,
     save_masked_lm,
     save_multi_vector,
+    save_sentence_model,
     save_sentencepiece,
     save_token_classifier,
     save_tokenizer,
     write_json,
-    write_modules,
 )
 from tests.models.gliner import save_gliner
 from tests.models.jina_v3 import save_with_tokenizer
@@ -50,14 +51,8 @@ from tests.models.static_models import (
 LABELS = 3
 
 
-def _embedder(family: str) -> Callable[[Path], object]:
-    def save(folder: Path) -> None:
-        save_checkpoint(folder, family)
-        save_tokenizer(folder)
-        write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2"))
-        write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_mean_tokens": True})
-
-    return save
+def _embedder(folder: Path, family: str) -> None:
+    save_sentence_model(folder, family, ("Normalize", "2"))
 
 
 def _with_tokenizer(save: Callable[..., object], *arguments: object) -> Callable[[Path], object]:
@@ -109,7 +104,7 @@ def _inference_free(folder: Path) -> None:
 
 # Good checkpoints, by name: all families, and models of every kind.
 SAVE: dict[str, Callable[[Path], object]] = {
-    **{family: _embedder(family) for family in CONFIGS},
+    **{family: partial(_embedder, family=family) for family in CONFIGS},
     "words": _albert_words,
     "dense": save_dense,
     "lora": _lora,

@@ -11,8 +11,7 @@ import transformers
 from sentence_transformers import CrossEncoder
 
 from models.artifact import Artifact
-from models.engines import OUTPUTS, Output, open_engine
-from models.engines.outputs import compare
+from models.engines import open_engine
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
@@ -117,28 +116,9 @@ def test_engines_compute_the_logits_of_pairs(exported: Artifact) -> None:
         np.testing.assert_allclose(actual, torch.stack(expected), rtol=1e-4, atol=1e-5)
 
 
-WRONG = {
-    "scale": lambda logits: 1.01 * logits,
-    "shift": lambda logits: logits + 0.01,
-    "sign": lambda logits: -logits,
-    "order of labels": lambda logits: logits[:, ::-1],
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", WRONG)
-def test_self_check_refuses_wrong_logits(wrong: str, exported: Artifact) -> None:
-    assert_self_check_refuses(exported, "logits", WRONG[wrong])
-
-
-@pytest.mark.parametrize("wrong", [name for name in WRONG if name != "order of labels"])
-@pytest.mark.parametrize("logit", [0.3, 4.0, -12.0])
-@pytest.mark.parametrize("output", ["logits", "tags"])
-def test_bounds_detect_a_wrong_single_logit(output: Output, wrong: str, logit: float) -> None:
-    expected = np.array([[logit]])
-    bounds = OUTPUTS[output].bounds["float32"]
-    assert compare(output, expected * (1 + 1e-6), expected).is_within(bounds)
-    assert not compare(output, WRONG[wrong](expected), expected).is_within(bounds)
+def test_self_check_refuses_wrong_logits(exported: Artifact) -> None:
+    assert_self_check_refuses(open_engine(exported, "onnxruntime"), exported, "logits")
 
 
 @pytest.mark.parametrize(
@@ -252,7 +232,8 @@ def test_fields_have_the_meaning_that_they_have_in_transformers(
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["eurobert", "qwen3"])
 def test_engines_pool_logits_as_transformers(family: str, tmp_path: Path) -> None:
-    reference = save_classifier(tmp_path / "model", family, 2, pad_token_id=9)
+    changes = {"pad_token_id": 9, "num_hidden_layers": 1, "layer_types": None}
+    reference = save_classifier(tmp_path / "model", family, 2, **changes)
     save_tokenizer(tmp_path / "model")
     artifact, _ = export(resolve(str(tmp_path / "model")), tmp_path / "artifact")
     rows = [[0, 7, 21, 2], [0, 5, 9, 6, 9, 9], [9, 9], [0, 30, 12]]  # 9 is in texts, too

@@ -27,7 +27,7 @@ from tests.models.checkpoints import (
     edit_tensors,
     save_checkpoint,
     save_classifier,
-    save_tokenizer,
+    save_sentence_model,
     write_json,
     write_modules,
 )
@@ -170,10 +170,8 @@ def test_rows_of_ministral3_end_where_transformers_scales_queries(tmp_path: Path
 @pytest.mark.parametrize("limit", [50, 60, 70])
 def test_rows_of_ministral3_can_exceed_max_position_embeddings(limit: int, tmp_path: Path) -> None:
     rotary = {**MINISTRAL, "original_max_position_embeddings": 60}
-    save_checkpoint(tmp_path, "ministral3", rope_parameters=rotary, max_position_embeddings=40)
-    save_tokenizer(tmp_path)
-    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    changes: dict[str, Any] = {"rope_parameters": rotary, "max_position_embeddings": 40}
+    save_sentence_model(tmp_path, "ministral3", **changes)
     write_json(tmp_path / "sentence_bert_config.json", {"max_seq_length": limit})
     oracle = SentenceTransformer(str(tmp_path), device="cpu", local_files_only=True)
     model, config = load(tmp_path)

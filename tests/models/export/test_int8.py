@@ -43,7 +43,7 @@ from models.export.model_folder import CheckpointError
 from models.manifest import TOKENIZER, Graph, LengthQuality, Output, TextSource
 from models.packing import pack
 from tests.models.checkpoints import save_checkpoint, save_masked_lm, save_tokenizer
-from tests.models.test_engines import ALTERATIONS, AlteredEngine
+from tests.models.wrong_outputs import GROSS, assert_self_check_refuses
 from tests.sentences import calibration_texts
 
 pytestmark = pytest.mark.slow
@@ -167,14 +167,10 @@ def test_results_are_close_to_float32_and_to_onnxruntimes_of_the_same_graph(
 
 
 @needs_int8
-@pytest.mark.parametrize("name", ALTERATIONS)
-def test_self_check_rejects_altered_int8_vectors(int8_artifact: Artifact, name: str) -> None:
+@pytest.mark.parametrize("output", ["pooled", "tokens"])
+def test_self_check_rejects_wrong_int8_vectors(int8_artifact: Artifact, output: Output) -> None:
     engine = open_engine(int8_artifact, "openvino", "int8")
-    self_check(engine, int8_artifact)
-    altered = AlteredEngine(engine, ALTERATIONS[name])
-    altered.name, altered.precision = "openvino", "int8"
-    with pytest.raises(EngineError, match=r"self-check failed: .* openvino in int8"):
-        self_check(altered, int8_artifact)
+    assert_self_check_refuses(engine, int8_artifact, output, GROSS)
 
 
 def test_bounds_are_twice_the_measured_deviations_and_limited() -> None:
@@ -524,31 +520,22 @@ def test_bounds_of_other_outputs_are_refused(
             check_outputs(manifest, QualityBounds(**{name: 0.5}))
 
 
-def test_bounds_of_int8_are_refused_without_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--min-recall=0.5"], "--min-recall and --min-rank-correlation are for --precision int8"),
+        (["--precision=int8", "--min-recall=0.99"], "--min-recall is for texts of --calibrate"),
+        *(
+            (["--precision=int8", f"--min-recall={bound}"], "--min-recall must be from 0 to 1")
+            for bound in ("nan", "-0.1", "1.1")
+        ),
+    ],
+)
+def test_bounds_that_cannot_be_measured_are_refused(
+    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["model", "--out", str(tmp_path / "out"), "--min-recall", "0.5"]) == 1
-    assert (
-        "--min-recall and --min-rank-correlation are for --precision int8"
-        in capsys.readouterr().err
-    )
-
-
-@pytest.mark.parametrize("bound", ["nan", "-0.1", "1.1"])
-def test_bounds_of_int8_that_are_no_shares_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], bound: str
-) -> None:
-    arguments = ["model", "--out", str(tmp_path / "out"), "--precision=int8"]
-    assert main([*arguments, f"--min-recall={bound}"]) == 1
-    assert "--min-recall must be from 0 to 1" in capsys.readouterr().err
-
-
-def test_bound_of_recall_without_texts_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["model", "--out", str(tmp_path / "out"), "--precision=int8"]
-    assert main([*arguments, "--min-recall=0.99"]) == 1
-    assert "--min-recall is for texts of --calibrate" in capsys.readouterr().err
+    assert main(["model", "--out", str(tmp_path / "out"), *options]) == 1
+    assert message in capsys.readouterr().err
 
 
 @needs_int8
@@ -612,7 +599,7 @@ def test_export_refuses_a_graph_whose_check_is_below_the_bound(
 def test_output_without_a_measure_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    save_masked_lm(tmp_path / "model", "bert")
+    save_masked_lm(tmp_path / "model", "bert", num_hidden_layers=1)
     save_tokenizer(tmp_path / "model")
     arguments = [str(tmp_path / "model"), "--out", str(tmp_path / "out"), "--sparse"]
     assert main([*arguments, "--precision=int8"]) == 1

@@ -8,12 +8,7 @@ from models.export.exporter import export
 from models.export.model_folder import CheckpointError, ModelFolder
 from models.export.requirements import check_requirements
 from models.export.sources import CheckpointSource
-from tests.models.checkpoints import (
-    save_checkpoint,
-    save_tokenizer,
-    write_json,
-    write_modules,
-)
+from tests.models.checkpoints import save_sentence_model, write_json
 
 
 @pytest.mark.parametrize("form", [str, lambda own: {"specifier": own, "reason": "Why."}])
@@ -21,11 +16,7 @@ def test_required_versions_are_those_of_sentence_transformers(
     form: Callable[[str], object], tmp_path: Path
 ) -> None:
     folder = tmp_path / "model"
-    folder.mkdir()
-    save_checkpoint(folder, "bert")
-    save_tokenizer(folder)
-    write_modules(folder, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
+    save_sentence_model(folder)
 
     def require(**packages: str) -> None:
         own = {"requirements": {name: form(value) for name, value in packages.items()}}

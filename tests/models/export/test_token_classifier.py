@@ -11,8 +11,7 @@ import torch
 import transformers
 
 from models.artifact import Artifact
-from models.engines import OUTPUTS, EngineError, Precision, open_engine
-from models.engines.outputs import compare
+from models.engines import EngineError, open_engine
 from models.export import parity
 from models.export.checkpoint import load
 from models.export.exporter import export
@@ -111,56 +110,25 @@ def test_head_stays_in_float32_in_a_float16_graph(exported: Artifact) -> None:
     assert graph.output[0].type.tensor_type.elem_type == onnx.TensorProto.FLOAT
 
 
-WRONG = {
-    "scale": lambda logits: 1.01 * logits,
-    "shift": lambda logits: logits + 0.01,
-    "sign": lambda logits: -logits,
-    "order of labels": lambda logits: logits[:, ::-1],
-    "order of tokens": lambda logits: logits[::-1],
-    "one wrong token": lambda logits: np.concatenate([logits[:-1], logits[-1:] + 0.01]),
-    "not a number": lambda logits: np.where(logits == logits.max(), np.nan, logits),
-}
+@pytest.mark.slow
+def test_self_check_refuses_wrong_logits(exported: Artifact) -> None:
+    assert_self_check_refuses(open_engine(exported, "onnxruntime"), exported, "tags")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrong", WRONG)
-def test_self_check_refuses_wrong_logits(wrong: str, exported: Artifact) -> None:
-    assert_self_check_refuses(exported, "tags", WRONG[wrong])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("wrong", ["scale", "shift", "sign", "order of labels"])
 def test_export_refuses_a_graph_with_wrong_logits(
-    wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_token_classifier(tmp_path, "bert", 3, num_hidden_layers=1)
     save_tokenizer(tmp_path)
     own = parity.reference_outputs
 
     def mistaken(*args: Any, **kwargs: Any) -> list[parity.Results]:  # noqa: ANN401
-        return [{"tags": WRONG[wrong](result["tags"])} for result in own(*args, **kwargs)]
+        return [{"tags": result["tags"] + 0.01} for result in own(*args, **kwargs)]
 
     monkeypatch.setattr("models.export.exporter.reference_outputs", mistaken)
     with pytest.raises(EngineError, match="the output 'tags'"):
         export(resolve(str(tmp_path)), tmp_path / "artifact")
-
-
-GROSS = {
-    "scale": lambda logits: 1.2 * logits,
-    "shift": lambda logits: logits + 0.5,
-    "sign": lambda logits: -logits,
-    "order of labels": lambda logits: logits[:, ::-1],
-    "order of tokens": lambda logits: logits[::-1],
-}
-
-
-@pytest.mark.parametrize("wrong", GROSS)
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-def test_bounds_of_lower_precisions_detect_gross_mistakes(wrong: str, precision: Precision) -> None:
-    expected = np.random.default_rng(0).normal(scale=3, size=(20, 5))
-    bounds = OUTPUTS["tags"].bounds[precision]
-    assert compare("tags", expected * (1 + 1e-3), expected).is_within(bounds)
-    assert not compare("tags", GROSS[wrong](expected), expected).is_within(bounds)
 
 
 @pytest.mark.parametrize("family", UNSUPPORTED)

@@ -33,6 +33,7 @@ from tests.models.checkpoints import (
     save_chatml,
     save_checkpoint,
     save_classifier,
+    save_sentence_model,
     save_sentencepiece,
     save_tokenizer,
     save_wordpiece,
@@ -550,11 +551,8 @@ REPLACED = {"type": "Replace", "pattern": {"String": "W5"}, "content": "w7"}
 def test_do_lower_case_equals_sentence_transformers(
     normalizer: dict[str, object] | None, tmp_path: Path
 ) -> None:
-    save_checkpoint(tmp_path, "bert")
-    save_tokenizer(tmp_path)
+    save_sentence_model(tmp_path)
     edit_json(tmp_path / "tokenizer.json", normalizer=normalizer)
-    write_modules(tmp_path, ("Transformer", ""), ("Pooling", "1_Pooling"))
-    write_json(tmp_path / "1_Pooling" / "config.json", {"word_embedding_dimension": 32})
     settings = {"max_seq_length": 24, "do_lower_case": True}
     write_json(tmp_path / "sentence_bert_config.json", settings)
     reference = SentenceTransformer(str(tmp_path), device="cpu").tokenizer

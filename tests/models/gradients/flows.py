@@ -11,7 +11,13 @@ from torch import Tensor
 
 from models.gradients.inputs import InputRow, Objective
 from models.gradients.reference_model import ReferenceModel
-from models.gradients.results.flow import Flow, FlowStep
+from models.gradients.results.flow import (
+    Flow,
+    FlowStep,
+    GradientSizes,
+    NonFiniteStep,
+    ParameterGradient,
+)
 from models.network.heads import DenseHead
 from models.network.layer import EncoderLayer
 from models.network.sentence_encoder import SentenceEncoder
@@ -66,10 +72,21 @@ def names(result: Flow) -> list[str]:
     return [step.name for step in result.steps]
 
 
-def gradient_l2(result: Flow, name: str) -> float:
-    gradient = at(result, name).gradient
-    assert gradient is not None
-    return gradient.l2
+def gradient(result: Flow, name: str) -> GradientSizes:
+    own = at(result, name).gradient
+    assert own is not None
+    return own
+
+
+def parameters(result: Flow, name: str) -> ParameterGradient:
+    own = at(result, name).parameters
+    assert own is not None
+    return own
+
+
+def first_nonfinite(result: Flow) -> NonFiniteStep:
+    assert result.first_nonfinite is not None
+    return result.first_nonfinite
 
 
 def cosines(vectors: Tensor) -> Tensor:

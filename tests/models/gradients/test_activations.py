@@ -1,8 +1,8 @@
 """Activations and patches, against transformers' hidden states and hooks on its modules."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from functools import cache
 from typing import Any, get_args
 
 import numpy as np
@@ -88,12 +88,22 @@ MODULES = {
 TAPS = [(family, tap) for family, modules in MODULES.items() for tap in modules]
 
 
-def loaded(family: str, folder: Path) -> tuple[ReferenceModel, Any]:
-    """Return the reference model of a random checkpoint, and the model of transformers."""
-    oracle = save_checkpoint(folder, family).double()
-    save_tokenizer(folder)
-    network = load(folder, Overrides(pooling=["mean"]))[0].double()
-    return ReferenceModel(network, normalize=True), oracle
+Loaded = Callable[[str], tuple[ReferenceModel, Any]]
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """Return the reference model of a family's random checkpoint, and the model of transformers."""
+
+    @cache
+    def of_family(family: str) -> tuple[ReferenceModel, Any]:
+        folder = tmp_path_factory.mktemp(family)
+        oracle = save_checkpoint(folder, family).double()
+        save_tokenizer(folder)
+        network = load(folder, Overrides(pooling=["mean"]))[0].double()
+        return ReferenceModel(network, normalize=True), oracle
+
+    return of_family
 
 
 @contextmanager
@@ -133,8 +143,8 @@ def hidden_states(oracle: Any, ids: list[int], **options: Any) -> Any:  # noqa: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_layers_equal_the_hidden_states_of_transformers(family: str, tmp_path: Path) -> None:
-    model, oracle = loaded(family, tmp_path)
+def test_layers_equal_the_hidden_states_of_transformers(family: str, loaded: Loaded) -> None:
+    model, oracle = loaded(family)
     names = list(model.layer_names[1:])
     actual = activations(model, InputRow(IDS), {name: model.steps[name] for name in names}, "none")
     expected = hidden_states(oracle, IDS, output_hidden_states=True)
@@ -147,9 +157,9 @@ def test_layers_equal_the_hidden_states_of_transformers(family: str, tmp_path: P
 
 @pytest.mark.parametrize(("family", "tap"), TAPS)
 def test_steps_equal_the_outputs_of_the_modules_of_transformers(
-    family: str, tap: str, tmp_path: Path
+    family: str, tap: str, loaded: Loaded
 ) -> None:
-    model, oracle = loaded(family, tmp_path)
+    model, oracle = loaded(family)
     assert tap in {point.name for point in tap_points(model)}
     with hooked(oracle, family, tap, None) as seen:
         hidden_states(oracle, IDS)
@@ -159,9 +169,9 @@ def test_steps_equal_the_outputs_of_the_modules_of_transformers(
 
 @pytest.mark.parametrize(("family", "tap"), TAPS)
 def test_patch_equals_a_hook_that_replaces_the_vectors(
-    family: str, tap: str, tmp_path: Path
+    family: str, tap: str, loaded: Loaded
 ) -> None:
-    model, oracle = loaded(family, tmp_path)
+    model, oracle = loaded(family)
     direction = torch.linspace(-1, 1, 32, dtype=torch.float64)
 
     def cosine(source: Tensor | None, ids: list[int] = IDS) -> tuple[float, Tensor]:
@@ -187,9 +197,9 @@ def test_patch_equals_a_hook_that_replaces_the_vectors(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_patch_of_all_tokens_of_any_layer_gives_the_value_of_the_source(
-    family: str, tmp_path: Path
+    family: str, loaded: Loaded
 ) -> None:
-    model, _ = loaded(family, tmp_path)
+    model, _ = loaded(family)
     target = attribution.dim(3, normalize=True)
     everything = [(position, position) for position in range(len(IDS))]
     layers = {name: model.steps[name] for name in model.layer_names[1:]}

@@ -16,7 +16,7 @@ from models.gradients.budget import COSTS
 from models.gradients.inputs import InputRow, Method, MethodOptions
 from models.gradients.reference_model import ReferenceModel
 from models.manifest import TOKENIZER, SimilarityName
-from tests.models.gradients.toys import A, B, attribute_row, toy_model
+from tests.models.gradients.toys import A, B, assert_complete, attribute_row, toy_model
 from tests.sentences import SENTENCES
 
 PAD = [0, 1, 1, 1, 1, 2]  # baseline of A, with A's special tokens
@@ -37,9 +37,9 @@ def targets(model: ReferenceModel) -> dict[str, TargetFunction]:
 
 
 def function(
-    model: ReferenceModel, layer_name: str, target: TargetFunction
+    model: ReferenceModel, target: TargetFunction, row: InputRow = A, layer_name: str = "words"
 ) -> Callable[[Tensor], Tensor]:
-    return lambda tokens: target(model.continue_from(layer_name, tokens, A))
+    return lambda tokens: target(model.continue_from(layer_name, tokens, row))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["post-norm", "pre-norm"])
@@ -55,7 +55,7 @@ def test_gradient_methods_equal_captum(model: ReferenceModel, layer_name: str, n
     target = targets(model)[name]
     x = model.tokens(layer_name, A)[None].requires_grad_()
     pad = model.tokens(layer_name, A, PAD)[None]
-    f = function(model, layer_name, target)
+    f = function(model, target, layer_name=layer_name)
 
     def scores(method: Method) -> np.ndarray:
         return attribute_row(
@@ -74,7 +74,7 @@ def test_gradient_methods_equal_captum(model: ReferenceModel, layer_name: str, n
 
 @pytest.mark.parametrize("layer_name", ["words", "layers.0"])
 def test_gradients_equal_finite_differences(model: ReferenceModel, layer_name: str) -> None:
-    f = function(model, layer_name, targets(model)["cosine"])
+    f = function(model, targets(model)["cosine"], layer_name=layer_name)
     x = model.tokens(layer_name, A)
     _, gradient = attribution.value_and_gradient(f, x[None])
     for seed in range(5):
@@ -96,10 +96,7 @@ def test_integrated_gradients_sum_to_the_difference_from_the_baseline(
     result = attribute_row(
         model, A, targets(model)["norm"], layer_name=layer_name, baseline=baseline, options=EXACT
     )
-    assert result.completeness is not None
-    assert result.completeness.converged
-    assert result.baseline_value is not None
-    assert result.scores.sum() == pytest.approx(result.value - result.baseline_value, rel=1e-8)
+    assert_complete(result, rel=1e-8)
     assert result.value == pytest.approx(model.vector(A).norm().item(), rel=1e-12)
 
 
@@ -250,7 +247,7 @@ def test_default_model_attributes_similarity_to_the_matching_word(artifact: Arti
     assert result.completeness is not None
     assert result.completeness.converged
     assert result.scores.argmax() == 2
-    fixed = IntegratedGradients(function_of(model, cat, target)).attribute(
+    fixed = IntegratedGradients(function(model, target, cat)).attribute(
         model.tokens("words", cat)[None],
         model.tokens("words", cat, baseline)[None],
         n_steps=100,
@@ -273,7 +270,7 @@ def test_default_tolerance_bounds_the_error_of_every_token(artifact: Artifact) -
         result = attribute_row(model, row, target, baseline=baseline)
         assert result.completeness is not None
         assert result.completeness.converged
-        fixed = IntegratedGradients(function_of(model, row, target)).attribute(
+        fixed = IntegratedGradients(function(model, target, row)).attribute(
             model.tokens("words", row)[None],
             model.tokens("words", row, baseline)[None],
             n_steps=64,
@@ -282,12 +279,6 @@ def test_default_tolerance_bounds_the_error_of_every_token(artifact: Artifact) -
         error = np.abs(result.scores - fixed[0].sum(-1).detach().numpy()).max()
         assert error <= 0.01 * np.abs(result.scores).max()
         assert error <= result.completeness.score_error + 1e-6
-
-
-def function_of(
-    model: ReferenceModel, row: InputRow, target: TargetFunction
-) -> Callable[[Tensor], Tensor]:
-    return lambda tokens: target(model.continue_from("words", tokens, row))
 
 
 @pytest.mark.parametrize("normalize", [False, True])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tests.models.checkpoints import (
     save_masked_lm,
     save_tokenizer,
 )
-from tests.models.gradients.toys import attribute_row
+from tests.models.gradients.toys import assert_complete, attribute_row
 
 # A pair of texts between special tokens, and its baseline of padding.
 PAIR = InputRow([0, 5, 6, 2, 7, 21, 33, 2], token_types=[0, 0, 0, 0, 1, 1, 1, 1])
@@ -37,13 +38,24 @@ LAYERS = ("words", "embeddings", "layers.0", "output")
 Forward = Callable[[Tensor], Tensor]  # from word embeddings (S, L, D) to row vectors (S, W)
 
 
-def classifier(folder: Path, labels: int) -> tuple[ReferenceModel, Any]:
-    """Return the reference model of a random BERT classifier, and transformers' model."""
-    oracle = save_classifier(folder, "bert", labels).double()
-    save_tokenizer(folder)
-    names = ["input_ids", "token_type_ids", "attention_mask"]
-    edit_json(folder / "tokenizer_config.json", model_input_names=names)
-    return ReferenceModel(load(folder)[0].double(), normalize=False), oracle
+Classifier = Callable[[int], tuple[ReferenceModel, Any]]
+Sparse = Callable[[str], tuple[ReferenceModel, Forward, Any]]
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Classifier:
+    """Return the reference model of a BERT of a number of labels, and transformers' model."""
+
+    @cache
+    def with_labels(labels: int) -> tuple[ReferenceModel, Any]:
+        folder = tmp_path_factory.mktemp("classifier")
+        oracle = save_classifier(folder, "bert", labels).double()
+        save_tokenizer(folder)
+        names = ["input_ids", "token_type_ids", "attention_mask"]
+        edit_json(folder / "tokenizer_config.json", model_input_names=names)
+        return ReferenceModel(load(folder)[0].double(), normalize=False), oracle
+
+    return with_labels
 
 
 def logits_of(oracle: Any, row: InputRow) -> Forward:  # noqa: ANN401 - a model of transformers
@@ -73,12 +85,12 @@ LOGITS = {
 @pytest.mark.parametrize("name", list(LOGITS))
 @pytest.mark.parametrize("row", [PAIR, TEXT], ids=["pair", "text"])
 def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
-    tmp_path: Path, row: InputRow, name: str
+    classifier: Classifier, row: InputRow, name: str
 ) -> None:
     from captum.attr import InputXGradient, IntegratedGradients, Saliency
 
     labels, target, chosen = LOGITS[name]
-    model, oracle = classifier(tmp_path, labels)
+    model, oracle = classifier(labels)
     forward = logits_of(oracle, row)
     words = words_of(oracle, list(row.ids)).requires_grad_()
     pad = words_of(oracle, PAD)
@@ -102,11 +114,11 @@ def test_attribution_of_logits_equals_captum_on_the_model_of_transformers(
 
 
 def test_attribution_of_a_margin_equals_captum_on_the_model_of_transformers(
-    tmp_path: Path,
+    classifier: Classifier,
 ) -> None:
     from captum.attr import InputXGradient, IntegratedGradients, Saliency
 
-    model, oracle = classifier(tmp_path, 1)
+    model, oracle = classifier(1)
     sides = [Side(PAIR, PAD), Side(VERSUS, PAD_VERSUS)]
     forwards = [logits_of(oracle, side.row) for side in sides]
     words = tuple(words_of(oracle, list(side.row.ids)).requires_grad_() for side in sides)
@@ -152,11 +164,11 @@ def kept_of(text: str) -> list[int]:
 @pytest.mark.parametrize("text", list(TEXTS))
 @pytest.mark.parametrize("baseline", [PAD, None], ids=["pad", "zeros"])
 def test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transformers(
-    tmp_path: Path, text: str, baseline: list[int] | None
+    classifier: Classifier, text: str, baseline: list[int] | None
 ) -> None:
     from captum.attr import FeatureAblation, IntegratedGradients
 
-    model, oracle = classifier(tmp_path, 1)
+    model, oracle = classifier(1)
     forward, kept = logits_of(oracle, PAIR), kept_of(text)
     words = words_of(oracle, list(PAIR.ids))
     reference = torch.zeros_like(words) if baseline is None else words_of(oracle, baseline)
@@ -185,9 +197,9 @@ def test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transfo
 @pytest.mark.parametrize("layer_name", LAYERS[:-1])
 @pytest.mark.parametrize("baseline", [PAD, None], ids=["pad", "zeros"])
 def test_tokens_that_the_baseline_keeps_score_zero_at_every_layer(
-    tmp_path: Path, layer_name: str, baseline: list[int] | None
+    classifier: Classifier, layer_name: str, baseline: list[int] | None
 ) -> None:
-    model, _ = classifier(tmp_path, 1)
+    model, _ = classifier(1)
     kept = kept_of("text_pair")
     result = attribute(
         model,
@@ -196,17 +208,12 @@ def test_tokens_that_the_baseline_keeps_score_zero_at_every_layer(
         layer_name=layer_name,
         options=MethodOptions(tolerance=1e-5, max_evaluations=4000),
     )
-    assert result.completeness is not None
-    assert result.completeness.converged
-    assert result.baseline_value is not None
     assert result.scores[kept].tolist() == [0.0] * len(kept)
-    change = result.value - result.baseline_value
-    assert abs(change) > 1e-3
-    assert result.scores.sum() == pytest.approx(change, rel=1e-4)
+    assert_complete(result, rel=1e-4, least=1e-3)
 
 
-def test_token_types_change_the_vectors_at_every_layer(tmp_path: Path) -> None:
-    model, oracle = classifier(tmp_path, 3)
+def test_token_types_change_the_vectors_at_every_layer(classifier: Classifier) -> None:
+    model, oracle = classifier(3)
     untyped = InputRow(PAIR.ids)
     for row in (PAIR, untyped):
         expected = logits_of(oracle, row)(words_of(oracle, list(row.ids)))[0]
@@ -238,14 +245,21 @@ SPLADE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def sparse(folder: Path, pooling: str) -> tuple[ReferenceModel, Forward, Any]:
-    """Return the reference model of a random SPLADE model, its formula, and transformers' BERT."""
-    oracle = save_masked_lm(folder, "bert").double()
-    save_tokenizer(folder)
-    model = ReferenceModel(load(folder, Overrides(sparse=True))[0].double(), normalize=False)
-    assert model.network.sparse is not None
-    model.network.sparse.pooling, model.network.sparse.double_log = pooling, pooling == "sum"
-    return model, lambda words: SPLADE[pooling](oracle(inputs_embeds=words).logits), oracle
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory: pytest.TempPathFactory) -> Sparse:
+    """Return the reference model of a SPLADE of a pooling, its formula, and transformers' BERT."""
+
+    @cache
+    def with_pooling(pooling: str) -> tuple[ReferenceModel, Forward, Any]:
+        folder = tmp_path_factory.mktemp("sparse")
+        oracle = save_masked_lm(folder, "bert").double()
+        save_tokenizer(folder)
+        model = ReferenceModel(load(folder, Overrides(sparse=True))[0].double(), normalize=False)
+        assert model.network.sparse is not None
+        model.network.sparse.pooling, model.network.sparse.double_log = pooling, pooling == "sum"
+        return model, lambda words: SPLADE[pooling](oracle(inputs_embeds=words).logits), oracle
+
+    return with_pooling
 
 
 FIRST = attribution.dim(0, normalize=False)
@@ -253,9 +267,9 @@ FIRST = attribution.dim(0, normalize=False)
 
 @pytest.mark.parametrize("pooling", list(SPLADE))
 def test_attribution_of_a_sparse_weight_equals_autograd_on_the_model_of_transformers(
-    tmp_path: Path, pooling: str
+    sparse: Sparse, pooling: str
 ) -> None:
-    model, forward, oracle = sparse(tmp_path, pooling)
+    model, forward, oracle = sparse(pooling)
     words = words_of(oracle, list(TEXT.ids)).requires_grad_()
     weights = forward(words)[0]
     torch.testing.assert_close(model.vector(TEXT), weights.detach())
@@ -275,9 +289,9 @@ def test_attribution_of_a_sparse_weight_equals_autograd_on_the_model_of_transfor
 
 @pytest.mark.parametrize("pooling", list(SPLADE))
 def test_entries_of_sparse_vectors_are_those_of_the_whole_vectors(
-    tmp_path: Path, pooling: str
+    sparse: Sparse, pooling: str
 ) -> None:
-    model, _, _ = sparse(tmp_path, pooling)
+    model, _, _ = sparse(pooling)
     for layer_name in LAYERS:
         tokens = model.tokens(layer_name, TEXT)[None]
         some = model.continue_from(layer_name, tokens, replace(TEXT, entries=[40, 7]))
@@ -289,10 +303,10 @@ def test_entries_of_sparse_vectors_are_those_of_the_whole_vectors(
 @pytest.mark.parametrize("layer_name", LAYERS)
 @pytest.mark.parametrize("baseline", [PAD, None], ids=["pad", "zeros"])
 def test_integrated_gradients_of_logits_and_weights_are_complete(
-    tmp_path: Path, layer_name: str, baseline: list[int] | None
+    classifier: Classifier, sparse: Sparse, layer_name: str, baseline: list[int] | None
 ) -> None:
-    ranker, _ = classifier(tmp_path / "ranker", 1)
-    splade, _, _ = sparse(tmp_path / "splade", "sum")
+    ranker, _ = classifier(1)
+    splade, _, _ = sparse("sum")
     entry = int(splade.vector(TEXT).argmax())
     cases: list[tuple[ReferenceModel, InputRow, TargetFunction]] = [
         (ranker, PAIR, attribution.label(0)),
@@ -307,20 +321,15 @@ def test_integrated_gradients_of_logits_and_weights_are_complete(
             baseline=baseline,
             options=MethodOptions(tolerance=1e-5, max_evaluations=4000),
         )
-        assert result.completeness is not None
-        assert result.completeness.converged
-        assert result.baseline_value is not None
-        change = result.value - result.baseline_value
-        assert abs(change) > 1e-3
-        assert result.scores.sum() == pytest.approx(change, rel=1e-4)
+        assert_complete(result, rel=1e-4, least=1e-3)
 
 
 @pytest.mark.parametrize("layer_name", LAYERS)
 @pytest.mark.parametrize("pads", [(PAD, PAD_VERSUS), (None, None)], ids=["pad", "zeros"])
 def test_integrated_gradients_of_a_margin_are_complete(
-    tmp_path: Path, layer_name: str, pads: tuple[list[int] | None, list[int] | None]
+    classifier: Classifier, layer_name: str, pads: tuple[list[int] | None, list[int] | None]
 ) -> None:
-    model, _ = classifier(tmp_path, 1)
+    model, _ = classifier(1)
     result = attribute(
         model,
         [Side(PAIR, pads[0]), Side(VERSUS, pads[1])],
@@ -329,17 +338,12 @@ def test_integrated_gradients_of_a_margin_are_complete(
         options=MethodOptions(tolerance=1e-5, max_evaluations=4000),
     )
     assert result.value == pytest.approx((model.vector(PAIR) - model.vector(VERSUS)).item())
-    assert result.completeness is not None
-    assert result.completeness.converged
-    assert result.baseline_value is not None
-    change = result.value - result.baseline_value
-    assert abs(change) > 1e-3
-    assert result.scores.sum() == pytest.approx(change, rel=1e-4)
+    assert_complete(result, rel=1e-4, least=1e-3)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_scores_both_texts_of_a_pair(tmp_path: Path, method: Method) -> None:
-    model, _ = classifier(tmp_path, 1)
+def test_every_method_scores_both_texts_of_a_pair(classifier: Classifier, method: Method) -> None:
+    model, _ = classifier(1)
     result = attribute_row(model, PAIR, attribution.label(0), method=method, baseline=PAD)
     assert result.scores.shape == (len(PAIR.ids),)
     assert np.abs(result.scores[[1, 2, 4, 5, 6]]).min() > 1e-6

@@ -24,10 +24,11 @@ from tests.models.gradients.flows import (
     at,
     cosines,
     forward_all,
-    gradient_l2,
+    gradient,
     layer,
     layer_gradient,
     names,
+    parameters,
     with_heads,
 )
 from tests.models.gradients.toys import ADAPTED, DEBERTA, GATED, NARROW, A, B, toy_model
@@ -117,8 +118,8 @@ def test_parameter_gradient_norms_add_up_to_the_global_norm(
     model = with_heads(toy_model(**kind)) if heads else toy_model(**kind)
     rows = adapted([A, B, C, E], kind)
     result = flow(model, rows, COSINE)
-    parameters = list(model.network.requires_grad_(True).parameters())
-    gradients = torch.autograd.grad(cosines(forward_all(model, rows)), parameters)
+    weights = list(model.network.requires_grad_(True).parameters())
+    gradients = torch.autograd.grad(cosines(forward_all(model, rows)), weights)
     expected = sum(g.square().sum().item() for g in gradients)
     parts = [step.parameters.l2**2 for step in result.steps if step.parameters]
     assert sum(parts) == pytest.approx(expected, rel=1e-10)
@@ -131,9 +132,8 @@ def test_parameter_gradient_norms_add_up_to_the_global_norm(
             list(owner.parameters()),
         )
     ]
-    step = at(result, "layers.1.linear2").parameters
-    assert step is not None
-    assert step.ratio_to_weights == pytest.approx(norms[0] / norms[1], rel=1e-10)
+    ratio = parameters(result, "layers.1.linear2").ratio_to_weights
+    assert ratio == pytest.approx(norms[0] / norms[1], rel=1e-10)
 
 
 @pytest.mark.parametrize("norm_first", [False, True])
@@ -143,7 +143,7 @@ def test_layer_output_gradient_equals_autograd(norm_first: bool) -> None:
     for index in range(2):  # the last layer name refers to the output of the final norm
         name = f"layers.{index}.{'sum2' if norm_first else 'norm2'}"
         expected = layer_gradient(model, index, [A, B, C, E])
-        assert gradient_l2(result, name) == pytest.approx(expected, rel=1e-10)
+        assert gradient(result, name).l2 == pytest.approx(expected, rel=1e-10)
 
 
 def ranking_loss(vectors: Tensor) -> Tensor:
@@ -178,8 +178,8 @@ def test_objective_and_its_gradient_equal_the_formula(
     raw = torch.stack([model.vector(row) for row in rows]).requires_grad_()
     value = oracle(raw / raw.norm(dim=1, keepdim=True) if normalize else raw, raw)
     assert result.objective == pytest.approx(value.item(), rel=1e-9)
-    gradient = torch.autograd.grad(value, raw)[0]
-    assert gradient_l2(result, "pooling") == pytest.approx(gradient.norm().item(), rel=1e-9)
+    expected = torch.autograd.grad(value, raw)[0].norm().item()
+    assert gradient(result, "pooling").l2 == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("failing", ["nothing", "forward", "backward"])
@@ -279,7 +279,7 @@ def test_default_model_is_healthy_in_float32_and_float16(artifact: Artifact) -> 
     assert exact.first_nonfinite is None
     assert exact.verdicts == ()
     assert len(exact.steps) == 5 + 6 * 7 + 3
-    assert gradient_l2(exact, "layers.2.norm2") == pytest.approx(
+    assert gradient(exact, "layers.2.norm2").l2 == pytest.approx(
         layer_gradient(model, 2, rows), rel=1e-4
     )
     half = flow(model, rows, Objective("mnrl"), emulate="float16", loss_scale=1024.0)

@@ -15,7 +15,15 @@ from models.gradients.flow_tap import RecordingTap, objective_value
 from models.gradients.inputs import EmulatedPrecision, InputRow, Objective
 from models.gradients.reference_model import ReferenceModel
 from tests.models.checkpoints import save_checkpoint
-from tests.models.gradients.flows import COSINE, adapted, at, layer
+from tests.models.gradients.flows import (
+    COSINE,
+    adapted,
+    at,
+    first_nonfinite,
+    gradient,
+    layer,
+    parameters,
+)
 from tests.models.gradients.toys import ADAPTED, DEBERTA, A, B, toy_model
 
 
@@ -30,8 +38,7 @@ def test_float16_emulation_overflows_where_values_exceed_its_range() -> None:
     assert 0 < expected < hidden[0].numel() / 2
     result = flow(model, [A, A], COSINE, emulate="float16")
     assert at(result, "layers.1.linear1").forward.inf == 2 * expected
-    first = result.first_nonfinite
-    assert first is not None
+    first = first_nonfinite(result)
     assert (first.phase, first.step, first.role) == ("forward", "layers.1.linear1", "producer")
     assert flow(model, [A, A], COSINE, emulate="bfloat16").first_nonfinite is None
     assert flow(model, [A, A], COSINE).first_nonfinite is None
@@ -51,10 +58,8 @@ def test_emulation_rounds_activations_and_gradients_of_every_step(
     assert [step.name for step in shared] == list(references)
     for step in shared:
         reference = references[step.name]
-        pairs = ((step.forward, reference.forward), (step.gradient, reference.gradient))
-        for half, whole in pairs:
-            assert half is not None
-            assert whole is not None
+        gradients = gradient(result, step.name), gradient(exact, step.name)
+        for half, whole in ((step.forward, reference.forward), gradients):
             rounded = torch.tensor(half.absmax, dtype=torch.float64).to(dtype).double().item()
             assert half.absmax == rounded
             assert half.absmax == pytest.approx(whole.absmax, rel=0.1)
@@ -106,18 +111,13 @@ def test_loss_scale_recovers_gradients_that_underflow_in_float16() -> None:
     unscaled = flow(model, [A], objective, emulate="float16")
     scaled = flow(model, [A], objective, emulate="float16", loss_scale=2.0**24)
     for name in ("layers.0.norm2", "layers.1.linear1", "layers.1.norm2"):
-        gradients = [at(result, name).gradient for result in (exact, unscaled, scaled)]
-        assert gradients[0] is not None
-        assert gradients[1] is not None
-        assert gradients[2] is not None
+        gradients = [gradient(result, name) for result in (exact, unscaled, scaled)]
         assert gradients[0].underflow_fraction == 0.0
         assert gradients[1].l2 < 0.5 * gradients[0].l2
         assert gradients[2].l2 == pytest.approx(gradients[0].l2, rel=2e-3)
         assert gradients[2].absmax == pytest.approx(gradients[0].absmax, rel=2e-3)
-    expected, lost, recovered = (x.steps[0].parameters for x in (exact, unscaled, scaled))
-    assert expected is not None
-    assert lost is not None
-    assert recovered is not None
+    first = exact.steps[0].name
+    expected, lost, recovered = (parameters(x, first) for x in (exact, unscaled, scaled))
     assert lost.l2 == 0.0  # the incoming gradient was rounded to zero
     assert recovered.l2 == pytest.approx(expected.l2, rel=2e-3)
     assert recovered.ratio_to_weights == pytest.approx(expected.ratio_to_weights, rel=2e-3)
@@ -127,11 +127,7 @@ def test_underflow_fraction_counts_nonzero_values_lost_in_float16() -> None:
     model = toy_model(normalize=False)
     # In float16 the second becomes zero and the third subnormal; the fourth is zero anyway.
     vector = [1.0, 1e-9, 1e-6, 0.0] * 4
-    gradient = at(
-        flow(model, [A], Objective("dot", [vector]), emulate="float16"), "pooling"
-    ).gradient
-    assert gradient is not None
-    assert gradient.underflow_fraction == 0.5
-    gradient = at(flow(model, [A], Objective("dot", [vector])), "pooling").gradient
-    assert gradient is not None
-    assert gradient.underflow_fraction == 0.0
+    objective = Objective("dot", [vector])
+    for emulate, lost in (("float16", 0.5), (None, 0.0)):
+        result = flow(model, [A], objective, emulate=emulate)  # type: ignore[arg-type]
+        assert gradient(result, "pooling").underflow_fraction == lost

@@ -15,10 +15,13 @@ from tests.models.gradients.flows import (
     COSINE,
     C,
     at,
+    first_nonfinite,
+    gradient,
     layer,
     layer_gradients,
     layer_norm,
     names,
+    parameters,
     with_nan_gradient,
 )
 from tests.models.gradients.toys import DEBERTA, A, B, toy_model
@@ -33,8 +36,7 @@ def test_nonfinite_weight_is_reported_at_its_layer(
     model = toy_model(num_layers=3, norm_first=norm_first)
     layer(model, index).linear1.weight[3, 5] = value
     result = flow(model, [A, B], COSINE)
-    first = result.first_nonfinite
-    assert first is not None
+    first = first_nonfinite(result)
     assert (first.phase, first.step, first.role) == (
         "forward",
         f"layers.{index}.linear1",
@@ -55,8 +57,7 @@ def test_nonfinite_weight_is_reported_at_its_layer(
 def test_nan_word_embedding_is_located_by_row_and_token() -> None:
     model = toy_model()
     model.network.encoder.embeddings.word.weight[15, 2] = math.nan
-    first = flow(model, [A, B], COSINE).first_nonfinite
-    assert first is not None
+    first = first_nonfinite(flow(model, [A, B], COSINE))
     assert (first.step, first.row, first.token) == ("embeddings.words", 1, 3)
     assert at(flow(model, [A, B], COSINE), "embeddings.words").forward.nan == 1
 
@@ -94,14 +95,11 @@ def test_nan_gradient_is_reported_at_the_step_that_produced_it(
     model = toy_model(num_layers=3, norm_first=norm_first)
     layer(model, 1).activation = lambda x: x + (0 * x).sqrt()  # 0 times infinity
     result = flow(model, [A, B], COSINE)
-    first = result.first_nonfinite
-    assert first is not None
+    first = first_nonfinite(result)
     assert (first.phase, first.step, first.role) == ("backward", "layers.1.linear1", "producer")
-    step = at(result, first.step)
-    assert step.gradient is not None
-    assert step.parameters is not None
-    assert step.gradient.nan + step.gradient.inf == 0
-    assert math.isnan(step.parameters.l2)
+    own = gradient(result, first.step)
+    assert (own.nan, own.inf) == (0, 0)
+    assert math.isnan(parameters(result, first.step).l2)
     order = [names(result).index(bad.step) for bad in result.nonfinite_steps]
     assert order == list(range(order[0], -1, -1))
     assert {bad.role for bad in result.nonfinite_steps[1:]} == {"propagator"}
@@ -128,10 +126,9 @@ def test_nan_gradient_of_attention_is_separated_from_the_residual(
     # The norm covers the finite values only.
     healthy[1][3, 1] = 0.0
     expected = torch.cat([g.flatten() for g in healthy]).norm().item()
-    gradient = at(result, "layers.0.norm2").gradient
-    assert gradient is not None
-    assert (gradient.nan, gradient.inf) == (1, 0)
-    assert gradient.l2 == pytest.approx(expected, rel=1e-10)
+    own = gradient(result, "layers.0.norm2")
+    assert (own.nan, own.inf) == (1, 0)
+    assert own.l2 == pytest.approx(expected, rel=1e-10)
 
 
 def test_nonfinite_parameter_gradient_alone_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,8 +152,7 @@ def test_normalizing_a_zero_vector_overflows_in_float16() -> None:
     norm.bias.zero_()
     objective = Objective("dot", [[1.0] * 16])
     assert flow(model, [A], objective).first_nonfinite is None
-    first = flow(model, [A], objective, emulate="float16").first_nonfinite
-    assert first is not None
+    first = first_nonfinite(flow(model, [A], objective, emulate="float16"))
     assert (first.phase, first.step, first.row, first.token) == ("backward", "normalize", 0, None)
 
 
@@ -172,11 +168,7 @@ def test_overflow_of_summed_gradients_is_reported_at_the_sum(
     one = InputRow([0])
     objective = Objective("dot", [[1.0] * 16])
     result = flow(model, [one], objective, emulate="float16", loss_scale=40000.0)
-    first = result.first_nonfinite
-    assert first is not None
+    first = first_nonfinite(result)
     assert (first.phase, first.step) == ("backward", "layers.0.norm1")
-    by_linear1 = at(result, "layers.0.linear1").gradient
-    by_norm1 = at(result, "layers.0.norm1").gradient
-    assert by_linear1 is not None
-    assert by_norm1 is not None
-    assert (by_linear1.inf, by_norm1.inf) == (0, 16)
+    overflows = [gradient(result, f"layers.0.{step}").inf for step in ("linear1", "norm1")]
+    assert overflows == [0, 16]

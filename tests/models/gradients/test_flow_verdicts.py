@@ -14,7 +14,7 @@ from models.gradients.reference_model import ReferenceModel
 from tests.models.gradients.flows import (
     COSINE,
     at,
-    gradient_l2,
+    gradient,
     layer,
     layer_gradient,
     layer_norm,
@@ -76,7 +76,7 @@ def test_pre_norm_layer_verdict_is_at_its_second_sum() -> None:
     assert [(verdict.step, verdict.kind) for verdict in result.verdicts] == [
         ("layers.0.sum2", "exploding")
     ]
-    ratio = gradient_l2(result, "layers.0.sum2") / gradient_l2(result, "layers.1.sum2")
+    ratio = gradient(result, "layers.0.sum2").l2 / gradient(result, "layers.1.sum2").l2
     assert result.verdicts[0].ratio == pytest.approx(ratio)
 
 

@@ -23,6 +23,7 @@ from tests.models.checkpoints import (
     save_multi_vector,
     save_tokenizer,
 )
+from tests.models.gradients.toys import assert_complete
 
 QUERY, DOCUMENT, VERSUS = "w5 w40 w6", "w21 w7 w33 w6 w12", "w8 w7 w51"
 SKIPPED = 7
@@ -222,12 +223,7 @@ def test_integrated_gradients_of_maxsim_are_complete(
     for count in (2, 3):
         options = MethodOptions(tolerance=1e-3, max_evaluations=4000)
         result = attributed(model, rows[:count], layer_name=layer_name, options=options)
-        assert result.completeness is not None
-        assert result.completeness.converged
-        assert result.baseline_value is not None
-        change = result.value - result.baseline_value
-        assert abs(change) > 1e-2
-        assert result.scores.sum() == pytest.approx(change, rel=1e-3)
+        assert_complete(result, rel=1e-3, least=1e-2)
         baselines = [
             model.continue_from(layer_name, model.tokens(layer_name, row, padded(row))[None], row)
             for row in rows[:count]

@@ -1,9 +1,9 @@
 import json
+import shutil
 import subprocess
 import sys
 from itertools import combinations
 from pathlib import Path
-from shutil import copytree
 
 import numpy as np
 import pytest
@@ -14,8 +14,9 @@ from models.engines import open_engine
 from models.export.checkpoint import load
 from models.gradients.inputs import InputRow
 from models.gradients.reference_model import ReferenceModel
-from models.manifest import ArtifactError
+from models.manifest import MANIFEST, ArtifactError
 from models.packing import NO_ADAPTER, pack
+from tests.hostile_artifacts import edit
 from tests.models.checkpoints import save_classifier
 from tests.models.gradients.toys import ADAPTED, DEBERTA, GATED, LLAMA, NARROW, A, B, toy_model
 
@@ -27,7 +28,7 @@ def test_reference_model_vectors_equal_those_of_the_served_graph(artifact: Artif
     np.testing.assert_allclose(np.stack(ours), served, atol=2e-6)
 
 
-def test_reference_model_opens_without_transformers(artifact: Artifact) -> None:
+def test_reference_model_opens_without_transformers(small_artifact: Artifact) -> None:
     """Importing it takes a second, which the first gradient request would wait for."""
     code = (
         "import sys; from pathlib import Path; from models.artifact import Artifact; "
@@ -35,7 +36,7 @@ def test_reference_model_opens_without_transformers(artifact: Artifact) -> None:
         "ReferenceModel.open(Artifact.load(Path(sys.argv[1]))); "
         "sys.exit('transformers' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code, str(artifact.path)], check=True)
+    subprocess.run([sys.executable, "-c", code, str(small_artifact.path)], check=True)
 
 
 @pytest.mark.parametrize(
@@ -114,27 +115,22 @@ def test_vector_does_not_depend_on_earlier_rows() -> None:
     assert torch.equal(model.vector(A), first)
 
 
-def test_weights_other_than_those_exported_are_rejected(artifact: Artifact, tmp_path: Path) -> None:
-    copy = copytree(artifact.path, tmp_path / "copy")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    name = next(iter(manifest["weights_sha256"]))
-    manifest["weights_sha256"][name] = "0" * 64
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+def test_weights_other_than_those_exported_are_rejected(copy: Path) -> None:
+    name = "model.safetensors"
+    edit(copy, MANIFEST, weights_sha256={name: "0" * 64})
     with pytest.raises(ArtifactError, match=f"source/{name} differs from the weights of the graph"):
         ReferenceModel.open(Artifact.load(copy))
 
 
-def test_modified_reference_model_is_rejected(artifact: Artifact, tmp_path: Path) -> None:
-    copy = copytree(artifact.path, tmp_path / "copy")
+def test_modified_reference_model_is_rejected(copy: Path) -> None:
     (copy / "source/config.json").write_text("{}")
     with pytest.raises(ArtifactError, match=r"source/config.json .* is not the exported file"):
         ReferenceModel.open(Artifact.load(copy))
 
 
 def test_weights_swapped_after_verification_are_not_used(
-    artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_artifact: Artifact, copy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy = copytree(artifact.path, tmp_path / "copy")
     read = Artifact.read
 
     def read_and_swap(self: Artifact, name: str) -> bytes:
@@ -147,19 +143,15 @@ def test_weights_swapped_after_verification_are_not_used(
     model = ReferenceModel.open(Artifact.load(copy))
     with pytest.raises(ArtifactError, match="is not the exported file"):
         ReferenceModel.open(Artifact.load(copy))
-    for name, tensor in ReferenceModel.open(artifact).network.state_dict().items():
+    for name, tensor in ReferenceModel.open(small_artifact).network.state_dict().items():
         torch.testing.assert_close(model.network.state_dict()[name], tensor, msg=name)
 
 
-def test_artifact_without_reference_model_raises_artifact_error(
-    artifact: Artifact, tmp_path: Path
-) -> None:
-    copy = copytree(artifact.path, tmp_path / "copy")
-    manifest = json.loads((copy / "manifest.json").read_text())
-    for name in [name for name in manifest["files"] if name.startswith("source/")]:
-        del manifest["files"][name]
-        (copy / name).unlink()
-    (copy / "manifest.json").write_text(json.dumps(manifest))
+def test_artifact_without_reference_model_raises_artifact_error(copy: Path) -> None:
+    shutil.rmtree(copy / "source")
+    files = json.loads((copy / MANIFEST).read_text())["files"]
+    kept = {name: digest for name, digest in files.items() if not name.startswith("source/")}
+    edit(copy, MANIFEST, files=kept)
     with pytest.raises(
         ArtifactError, match="was exported without its reference model, which gradients need"
     ):

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -125,6 +126,16 @@ def by_torch(operands: Operands) -> dict[str, Array]:
     gradients = torch.autograd.grad(out, leaves, torch.tensor(dout, dtype=torch.float64))
     by_name = dict(zip(("dx", "dgamma", "dbeta"), (g.numpy() for g in gradients), strict=True))
     return {"out": out.detach().numpy(), **by_name}
+
+
+def assert_complete(result: Attribution, rel: float, *, least: float = 0.0) -> None:
+    """Check that the scores add up to the change of the value, which is more than `least`."""
+    assert result.completeness is not None
+    assert result.completeness.converged
+    assert result.baseline_value is not None
+    change = result.value - result.baseline_value
+    assert abs(change) > least
+    assert result.scores.sum() == pytest.approx(change, rel=rel)
 
 
 def attribute_row(

@@ -13,19 +13,17 @@ from onnx import numpy_helper
 from models.artifact import Artifact, sha256
 from models.engines.with_onnxruntime import onnxruntime_session
 from models.export.exporter import export
+from models.export.onnx_graph import graph_for
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.gradients.graph_weights import LoadedGraph, compare_weights
 from models.gradients.inputs import InputRow
-from models.gradients.parity import (
-    Served,
-    Tokenized,
-    parity,
-)
+from models.gradients.parity import Served, Tokenized, parity
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results.parity import FileHash, ParityCheck
 from models.packing import pack
 from tests.models.checkpoints import save_checkpoint, save_tokenizer
+from tests.shared_traces import trace_once
 
 LAYER = "encoder.layers.3"
 LAYERS = 5
@@ -60,6 +58,11 @@ def self_contained(artifact: Artifact) -> bytes:
 
 def loaded(graph: bytes) -> LoadedGraph:
     return LoadedGraph(onnx.load_from_string(graph), Path())
+
+
+def graph_of(model: ReferenceModel) -> bytes:
+    """Return the graph of a model for onnxruntime; the model's weights become float32."""
+    return graph_for("onnxruntime", trace_once(model.network.float(), "cpu"))
 
 
 def edited(graph: bytes, edit: Callable[[onnx.ModelProto], None]) -> bytes:

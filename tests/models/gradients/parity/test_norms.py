@@ -8,10 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from models.artifact import Artifact
-from models.gradients.parity import (
-    STRESS_ROWS,
-    norm_stress,
-)
+from models.gradients.parity import STRESS_ROWS, norm_stress
 from models.gradients.reference_model import ReferenceModel
 from models.network.norms import KINDS
 from tests.models.gradients.parity.conftest import ROWS, parity_of, self_contained, served_by

@@ -24,7 +24,7 @@ from models.gradients.parity import (
 from models.gradients.reference_model import ReferenceModel
 from models.gradients.results.parity import VectorDifference
 from tests.conftest import FamilyArtifact
-from tests.models.checkpoints import save_checkpoint, save_tokenizer
+from tests.models.checkpoints import SHALLOW, save_checkpoint, save_tokenizer
 from tests.models.gradients.parity.conftest import (
     LAYERS,
     ROWS,
@@ -42,7 +42,7 @@ from tests.models.gradients.parity.conftest import (
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["bert", "modernbert"])  # post-norm and pre-norm
 def test_layers_are_compared_without_the_output_tokens(family: str, tmp_path: Path) -> None:
-    save_checkpoint(tmp_path / "model", family)
+    save_checkpoint(tmp_path / "model", family, **{**SHALLOW[family], "num_hidden_layers": 2})
     save_tokenizer(tmp_path / "model")
     overrides = Overrides(pooling=["mean"], tokens=False)
     source = resolve(str(tmp_path / "model"))

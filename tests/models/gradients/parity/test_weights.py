@@ -15,14 +15,11 @@ from onnx import numpy_helper
 from models.add_layer_norm import LayerNorm
 from models.artifact import Artifact
 from models.export.exporter import export
-from models.export.onnx_graph import graph_for
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.gradients.graph_weights import LoadedGraph, compare_weights
 from models.gradients.inputs import InputRow
-from models.gradients.parity import (
-    first_divergence,
-)
+from models.gradients.parity import first_divergence
 from models.gradients.reference_model import ReferenceModel
 from models.network.disentangled import DistanceConfig
 from models.network.heads import DenseHead, NormHead
@@ -34,6 +31,7 @@ from tests.models.gradients.parity.conftest import (
     differences,
     edited,
     edited_tensor,
+    graph_of,
     loaded,
     parity_of,
     perturbed,
@@ -43,7 +41,6 @@ from tests.models.gradients.parity.conftest import (
     with_graph,
 )
 from tests.models.gradients.toys import ADAPTED, GATED, LLAMA, toy_model
-from tests.shared_traces import trace_once
 
 
 @pytest.mark.slow
@@ -133,10 +130,10 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
         type_vocab_size=0,
         relative_buckets=8,
     )
-    network = model.network.float()
+    network = model.network
     zero = "encoder.layers.0.linear1.bias"  # the exporter omits a bias of zero
     network.get_parameter(zero).zero_()
-    graph = graph_for("onnxruntime", trace_once(network, "cpu"))
+    graph = graph_of(model)
     assert differences(graph, model) == {}
     assert first_divergence(loaded(graph), model, [InputRow([3, 9, 4]), InputRow([5])])[1] is None
     of_heads = [
@@ -154,8 +151,7 @@ def test_relative_positions_heads_and_zero_biases_are_compared() -> None:
 @pytest.mark.parametrize("changes", [GATED, LLAMA], ids=["layer norm", "RMS norm"])
 def test_bias_of_a_norm_after_norms_without_bias_is_compared(changes: dict[str, Any]) -> None:
     model = toy_model(normalize=False, heads=[NormHead(LayerNorm(16), 16)], **changes)
-    network = model.network.float()
-    graph = graph_for("onnxruntime", trace_once(network, "cpu"))
+    graph, network = graph_of(model), model.network
     assert differences(graph, model) == {}
     network.get_parameter("heads.0.norm.bias")[0] += 1
     assert differences(graph, model) == {"heads.0.norm.bias": pytest.approx(1, rel=1e-5)}
@@ -164,8 +160,7 @@ def test_bias_of_a_norm_after_norms_without_bias_is_compared(changes: dict[str, 
 @pytest.mark.slow
 def test_adapters_are_compared() -> None:
     model = toy_model(**ADAPTED)
-    network = model.network.float()
-    graph = graph_for("onnxruntime", trace_once(network, "cpu"))
+    graph, network = graph_of(model), model.network
     assert differences(graph, model) == {}
     rows = [InputRow([3, 9, 4]), InputRow([5], adapter=0), InputRow([6, 7, 8], adapter=1)]
     assert first_divergence(loaded(graph), model, rows)[1] is None
@@ -184,8 +179,7 @@ def test_adapters_are_compared() -> None:
 def test_tables_of_distances_are_compared(shared: bool) -> None:
     distances = DistanceConfig(span=4, max_distance=9, shared=shared, norm=True)
     model = toy_model(distances=distances, position_embeddings=False, type_vocab_size=0)
-    network = model.network.float()
-    graph = graph_for("onnxruntime", trace_once(network, "cpu"))
+    graph, network = graph_of(model), model.network
     assert differences(graph, model) == {}
     assert first_divergence(loaded(graph), model, [InputRow([3, 9, 4]), InputRow([5])])[1] is None
     network.get_parameter("encoder.distance_embeddings.norm.weight")[3] += 1e-3
