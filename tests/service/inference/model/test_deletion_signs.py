@@ -6,7 +6,7 @@ import pytest
 
 import vitrine
 from models.artifact import Artifact
-from tests.service.inference.model.test_deletions import left, score
+from tests.service.inference.model.conftest import left, score
 
 pytestmark = pytest.mark.slow
 
