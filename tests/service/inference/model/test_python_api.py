@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
@@ -65,15 +64,6 @@ async def test_inputs_that_are_changed_during_a_call_do_not_change_its_results(
     released.set()
     for result in await asyncio.gather(*calls):
         np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-5)
-
-
-def test_synchronous_and_http_results_are_identical(
-    sync_model: vitrine.SyncModel, client: TestClient
-) -> None:
-    result = sync_model.encode(TEXTS, dimensions=10)
-    body = {"inputs": TEXTS, "dimensions": 10}
-    expected = client.post("/encode", json=body).json()["embeddings"]
-    np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-6)
 
 
 def test_synchronous_model_has_every_method_of_the_model() -> None:
