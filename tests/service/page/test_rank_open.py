@@ -37,6 +37,7 @@ PASSAGES_OF: list[tuple[str, list[tuple[str, str | None]]]] = [
     ("one\n\ntwo\nlines\n \n\nthree", [("one", None), ("two\nlines", None), ("three", None)]),
     ('"one"\n{"text": "two\\n\\n", "id": 7}', [("one", None), ("two\n\n", "7")]),
     ('{"text": "one", "id": 1234567890123456789}', [("one", "1234567890123456789")]),
+    (r'"\"one\""', [('"one"', None)]),
     (
         '{"passage": "a"}\n{"document": "b"}\n{"content": "c"}',
         [("a", None), ("b", None), ("c", None)],
