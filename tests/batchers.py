@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from service.inference.batching.batch_former import BatchFormer
 from service.inference.batching.batcher import Batcher, Outcome
 from service.inference.batching.streams import Clock, StreamPool
+from service.inference.call_options import Priority
 from tests.eventually import HANG_S, eventually_async
 
 POISON = -1
@@ -71,6 +73,29 @@ class Recorder:
         return [item * item for item in items]
 
 
+class Gates:
+    """Runs that wait, each until a test opens the gate of its item.
+
+    Attributes:
+        begun: Items of the runs that have begun, in their order.
+    """
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self._gates: dict[int, threading.Event] = {}
+
+    def __call__(self, items: Sequence[int]) -> Sequence[int]:
+        (item,) = items
+        gate = self._gates.setdefault(item, threading.Event())
+        self.begun.append(item)
+        assert gate.wait(HANG_S)
+        return items
+
+    def open(self, *items: int) -> None:
+        for item in items:
+            self._gates.setdefault(item, threading.Event()).set()
+
+
 def batcher_of(
     run: Callable[[Sequence[int]], Sequence[int]],
     *,
@@ -110,24 +135,29 @@ def batcher_of(
     )
 
 
-async def with_batcher(
-    batcher: Batcher[int, int],
-    scenario: Callable[[Batcher[int, int]], Awaitable[None]],
-    *,
-    stops: bool = False,
-) -> None:
-    batcher.start()
+@asynccontextmanager
+async def started(*batchers: Batcher[int, int], stops: int = 0) -> AsyncIterator[None]:
+    """Run the batchers within the block; at its end all but `stops` of them are alive."""
+    for batcher in batchers:
+        batcher.start()
     try:
-        await scenario(batcher)
-        assert batcher.is_alive != stops
+        yield
+        assert sum(not batcher.is_alive for batcher in batchers) == stops
     finally:
-        await batcher.close()
+        for batcher in batchers:
+            await batcher.close()
+
+
+def submit(
+    batcher: Batcher[int, int], *items: int, priority: Priority = "interactive"
+) -> "asyncio.Task[Outcome[int]]":
+    return asyncio.create_task(batcher.submit(items, priority=priority))
 
 
 async def held(run: Recorder, batcher: Batcher[int, int]) -> "asyncio.Task[Outcome[int]]":
     """Occupy the engine with a first item, so that what follows has to queue."""
     run.gate.clear()
-    task = asyncio.create_task(batcher.submit([1]))
+    task = submit(batcher, 1)
     await eventually_async(lambda: run.batches)
     return task
 

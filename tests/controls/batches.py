@@ -102,7 +102,7 @@ GUARDS = (
         "service/inference/batching/batcher.py",
         "        self._runner.cancel()\n",
         "",
-        f"{_I}batching/test_batcher.py::test_close_cancels_the_runs_in_flight",
+        f"{_I}batching/test_batcher.py::test_close_cancels_the_runs_in_flight_and_fails_all_requests",
     ),
     Guard(
         "service/inference/batching/batch_former.py",

@@ -79,7 +79,7 @@ GUARDS = (
         "service/bulk/job.py",
         "        check_unlocked(options.output, options.shard)\n",
         "        pass\n",
-        f"{_B}test_resume.py::test_lock_is_tried_before_the_input_is_hashed",
+        f"{_B}test_resume.py::test_second_process_on_an_output_is_refused_before_it_hashes_the_input",
     ),
     Guard(
         "service/bulk/encoder.py",

@@ -76,7 +76,7 @@ GUARDS = (
         "if number is None or not _is_replaced(each.fields[number], of)",
         "if number is not None and not _is_replaced(each.fields[number], of)",
         f"{_D}test_kinds.py::"
-        "test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transformers",
+        "test_attribution_of_a_rerank_score_equals_captum_on_the_model_of_transformers",
     ),
     Guard(
         "service/debug/target_inputs.py",

@@ -359,15 +359,23 @@ def test_export_writes_the_graph_of_engine_and_precision(
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"),
-    [("/somewhere", "/somewhere/vitrine"), ("", "/home/me/.cache/vitrine"), (".", None)],
+    ("variable", "value", "expected"),
+    [
+        ("XDG_CACHE_HOME", "/somewhere", "/somewhere/vitrine"),
+        ("XDG_CACHE_HOME", "", "/home/me/.cache/vitrine"),
+        ("XDG_CACHE_HOME", ".", "/home/me/.cache/vitrine"),
+        ("VITRINE_MODELS__CACHE", "~/it", "/home/me/it"),
+        ("VITRINE_MODELS__CACHE", ".", "."),
+        ("VITRINE_MODELS__CACHE", "", "/home/me/.cache/vitrine"),
+    ],
 )
-def test_default_cache_is_that_of_xdg(
-    value: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+def test_default_cache_is_that_of_the_setting_or_of_xdg(
+    variable: str, value: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", value)
     monkeypatch.setenv("HOME", "/home/me")
-    assert str(model_cache._default_cache()) == (expected or "/home/me/.cache/vitrine")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv(variable, value)
+    assert model_cache._default_cache() == Path(expected)
 
 
 def test_user_without_a_home_directory_needs_the_setting(
@@ -396,18 +404,6 @@ def test_tilde_in_a_variable_is_the_home_directory(
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv(f"VITRINE_{name.upper().replace('.', '__')}", "~/it")
     assert attrgetter(name)(Settings()) == Path("/home/me/it")
-
-
-@pytest.mark.parametrize(
-    ("value", "expected"), [("~/it", "/home/me/it"), (".", "."), ("", "/home/me/.cache/vitrine")]
-)
-def test_cache_of_bulk_encoding_is_that_of_the_variable(
-    value: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    monkeypatch.setenv("VITRINE_MODELS__CACHE", value)
-    assert model_cache._default_cache() == Path(expected)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,6 @@ from service.artifacts import with_artifacts
 from service.check import check
 from service.inference.errors import NotReady
 from service.inference.model.opening import ModelOptions, open_model
-from service.inference.registry.model_watch import ModelWatch
 from service.inference.registry.registry import ModelRegistry
 from service.inference.registry.served_models import ModelSpec, specs_in
 from service.model_cache import required_signer
@@ -41,6 +40,7 @@ from service.settings import (
     Settings,
 )
 from tests.hostile_artifacts import copy_of, edit, replace
+from tests.service.inference.registry.conftest import opened, watched
 from tests.serving import serving, state_of
 from tests.signing_keys import new_key
 
@@ -218,10 +218,7 @@ async def test_watch_serves_signed_versions_alone(
     tmp_path: Path,
 ) -> None:
     folder = signed.parent
-    registry = ModelRegistry()
-    watch = ModelWatch(registry, lambda: specs_in(folder, options_of(key)))
-    await watch.open()
-    try:
+    async with watched(lambda: specs_in(folder, options_of(key))) as (registry, watch):
         old = registry.current("signed").version
         new = signed_copy(other_artifact, tmp_path / "signed", key)
         intact = copy_of(new, tmp_path / "intact")
@@ -234,27 +231,18 @@ async def test_watch_serves_signed_versions_alone(
                 await watch.scan()
             assert expected in caplog.text
             assert (registry.current("signed").version == old) is (path is new)
-    finally:
-        await registry.close()
 
 
 async def test_model_on_demand_is_verified_when_it_is_loaded(
     small_artifact: Artifact, key: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    specs = [
-        ModelSpec(path=signed_copy(small_artifact, tmp_path / name, key), options=options)
-        for name in "ab"
-        for options in (options_of(key, name),)
-    ]
-    registry = ModelRegistry(max_bytes=weight_bytes(small_artifact))
-    await registry.open(specs)
-    try:
+    paths = [signed_copy(small_artifact, tmp_path / name, key) for name in "ab"]
+    specs = [ModelSpec(path=path, options=options_of(key, path.name)) for path in paths]
+    async with opened(*specs, max_bytes=weight_bytes(small_artifact)) as registry:
         flip(tmp_path / "b" / "source/config.json")
         with pytest.raises(NotReady, match="cannot be loaded; see the log"):
             await registry.lease("b")
         (await registry.lease("a")).release()
-    finally:
-        await registry.close()
 
 
 async def test_models_on_demand_must_have_signed_manifests_at_the_start(
@@ -263,8 +251,8 @@ async def test_models_on_demand_must_have_signed_manifests_at_the_start(
     first = signed_copy(small_artifact, tmp_path / "a", key)
     second = signed_copy(small_artifact, tmp_path / "b", key)
     problem = edit_manifest(second)
-    registry = ModelRegistry(max_bytes=weight_bytes(small_artifact))
     specs = [ModelSpec(path=path, options=options_of(key, path.name)) for path in (first, second)]
+    registry = ModelRegistry(max_bytes=weight_bytes(small_artifact))
     with pytest.raises(ArtifactError, match=problem):
         await registry.open(specs)
 

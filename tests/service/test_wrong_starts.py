@@ -5,14 +5,22 @@ The service first reads its settings, then its models, and opens them while its 
 
 import json
 import os
+import re
 import shutil
 import socket
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from huggingface_hub import snapshot_download
+from starlette.testclient import TestClient
 
 from models.artifact import Artifact
+from models.export.sources import SourceError, resolve
+from service.app import create_app
+from service.serve_command import main, parse
+from tests.eventually import eventually
 from tests.hub import Hub, serving_hub
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 from tests.serving import outcome, process
@@ -33,9 +41,8 @@ def models(tmp_path_factory: pytest.TempPathFactory, small_artifact: Artifact) -
     folder = tmp_path_factory.mktemp("models")
     save_checkpoint(folder / "tiny", "bert", num_hidden_layers=1)
     save_tokenizer(folder / "tiny")
-    for model_type in ("gpt2", "vit", "unheard-of"):
-        copied = shutil.copytree(folder / "tiny", folder / model_type)
-        edit_json(copied / "config.json", model_type=model_type)
+    copied = shutil.copytree(folder / "tiny", folder / "gpt2")
+    edit_json(copied / "config.json", model_type="gpt2")
     for name, files in FOLDERS.items():
         (folder / name).mkdir()
         for file in files:
@@ -83,7 +90,6 @@ def served(*names: str) -> dict[str, str]:
 # Options, environment variables, and a part of the sentence.
 Start = tuple[str, dict[str, str], str]
 SETTINGS: dict[str, Start] = {
-    "variable": ("tiny", {"VITRINE_SERVER__PROT": "1"}, "did you mean VITRINE_SERVER__PORT?"),
     "option": ("tiny --server.prot 1", {}, "did you mean --server.port?"),
     "precision": ("tiny --engine.precision int4", {}, "should be 'float32', 'float16', 'bfloat16'"),
     "engine": ("tiny --engine.name tensorrt", {}, "engines: auto, cuda, onnxruntime, openvino"),
@@ -140,7 +146,6 @@ SETTINGS: dict[str, Start] = {
         {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1]", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
         "OTEL_EXPORTER_OTLP_PROTOCOL: the only supported value is http/protobuf",
     ),
-    "propagator": ("tiny", {"OTEL_PROPAGATORS": "b4"}, "OTEL_PROPAGATORS: Propagator b4 not found"),
     "any host": ("tiny --server.hosts *", {}, "server.hosts.0: must be a host as in the header Ho"),
     "URL": ("tiny --server.hosts http://a", {}, "server.hosts.0: must be a host as in the header"),
     "IPv6": ("tiny --server.hosts ::1", {}, "server.hosts.0: must be a host as in the header Host"),
@@ -150,21 +155,14 @@ SETTINGS: dict[str, Start] = {
         {"VITRINE_SERVER__CORS_ORIGINS": '["https://app.example/"]'},
         "server.cors_origins.0: must be an origin as browsers send it",
     ),
-    "origins": (
-        "tiny --server.cors_origins https://*.app.example",
-        {},
-        "server.cors_origins.0: must be an origin as browsers send it",
-    ),
-    "origin with a port": (
-        "tiny --server.cors_origins https://app.example:443",
-        {},
-        "server.cors_origins.0: must be an origin as browsers send it",
-    ),
-    "origin in upper case": (
-        "tiny --server.cors_origins https://App.example",
-        {},
-        "server.cors_origins.0: must be an origin as browsers send it",
-    ),
+    **{
+        f"origin {origin}": (
+            f"tiny --server.cors_origins {origin}",
+            {},
+            "server.cors_origins.0: must be an origin as browsers send it",
+        )
+        for origin in ("https://*.app.example", "https://app.example:443", "https://App.example")
+    },
     "one name": ("--models.folder . --model.name e5", {}, "model.name is the name of model.path"),
     "names": ("--model.name e5", served("artifact"), "model.name is the name of model.path alone"),
     "two settings": ("tiny --models.folder .", {}, "models.folder and models.served are exclusive"),
@@ -207,24 +205,22 @@ MODELS: dict[str, Start] = {
     "revision": ("tiny@v1", {}, "a revision is for hub models; tiny is a folder"),
     "cache": ("tiny --models.cache keys.json", {}, "set VITRINE_MODELS__CACHE to a folder that th"),
 }
-# Those that the export refuses.
+# Those that the export refuses, which is a process of its own.
 EXPORTS: dict[str, Start] = {
     "causal": (
         "gpt2",
         {},
         "model_type 'gpt2' is not supported; supported: albert, bert, bidirectional_pplx",
     ),
-    "vision": (
-        "vit",
-        {},
-        "model_type 'vit' is not supported; supported: albert, bert, bidirectional_pplx",
-    ),
-    "unknown": ("unheard-of", {}, "model_type 'unheard-of' is not supported; supported: albert"),
     "no packages": (
         "tiny",
         {"PYTHONPATH": "hooks"},
         "PyTorch is not installed: run pip install '.[torch]' in the source folder, or run vitrine",
     ),
+    "mistyped": ("someone/tinny", {}, "nor a model on the hub; a private model needs HF_TOKEN"),
+}
+# Hub ids that an export refuses.
+HUB_IDS: dict[str, Start] = {
     "no network": (
         ID,
         {"HF_ENDPOINT": "http://127.0.0.1:1"},
@@ -235,7 +231,6 @@ EXPORTS: dict[str, Start] = {
         {"HF_HUB_OFFLINE": "1"},
         "cannot be reached (HF_HUB_OFFLINE is set). Allow acc",
     ),
-    "mistyped": ("someone/tinny", {}, "nor a model on the hub; a private model needs HF_TOKEN"),
     "no revision": (f"{ID}@v9", {}, f"{ID} has no revision v9"),
     "gated": ("someone/gated", {}, "is gated: accept its terms on the hub and set HF_TOKEN"),
     "token": ("someone/private", {}, "denies access to someone/private: set HF_TOKEN to a valid"),
@@ -257,6 +252,48 @@ LOADS: dict[str, Start] = {
 }
 
 
+@pytest.mark.parametrize("case", SETTINGS | MODELS)
+def test_start_is_refused_before_an_export(
+    case: str,
+    models: Path,
+    used_port: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    options, environment, sentence = (SETTINGS | MODELS)[case]
+    monkeypatch.chdir(models)
+    own = {"VITRINE_MODELS__CACHE": str(models / "cache"), "VITRINE_SERVER__PORT": "0"}
+    for name, value in (own | environment).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("service.serve_command.configure", lambda _: None)
+    monkeypatch.setattr("service.model_cache._run", lambda *_: pytest.fail("a model is exported"))
+    words = options.replace("USED", used_port).split()
+    try:
+        status = main(words)
+    except SystemExit as ended:  # of the parser
+        status = int(str(ended.code))
+    assert status == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith("vitrine-serve: ")
+    assert sentence in line
+
+
+@pytest.mark.parametrize("case", HUB_IDS)
+def test_export_of_a_hub_id_is_refused(
+    case: str, hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, environment, sentence = HUB_IDS[case]
+    for variable, value in environment.items():
+        monkeypatch.setenv(variable, value)
+    # The library has read the variables when it was imported.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", case == "offline")
+    url = environment.get("HF_ENDPOINT", hub.url)
+    here = partial(snapshot_download, endpoint=url, cache_dir=tmp_path)
+    monkeypatch.setattr("huggingface_hub.snapshot_download", here)
+    with pytest.raises(SourceError, match=re.escape(sentence)):
+        resolve(*name.split("@"))
+
+
 def refused(
     case: Start, models: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[int, str]:
@@ -276,13 +313,21 @@ def refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", SETTINGS | MODELS)
-def test_start_is_refused_before_an_export(
-    case: str, models: Path, hub: Hub, used_port: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("environment", "sentence"),
+    [
+        ({"OTEL_PROPAGATORS": "b4"}, "OTEL_PROPAGATORS: Propagator b4 not found"),
+        ({"VITRINE_SERVER__PROT": "1"}, "did you mean VITRINE_SERVER__PORT?"),
+    ],
+)
+def test_refused_start_ends_with_status_2_and_one_line(
+    environment: dict[str, str],
+    sentence: str,
+    models: Path,
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options, environment, sentence = start = (SETTINGS | MODELS)[case]
-    start = options.replace("USED", used_port), environment, sentence
-    status, errors = refused(start, models, hub, monkeypatch)
+    status, errors = refused(("tiny", environment, sentence), models, hub, monkeypatch)
     assert status == 2
     [line] = errors.splitlines()
     assert line.startswith("vitrine-serve: ")
@@ -304,13 +349,29 @@ def test_export_that_fails_ends_the_start(
     assert {path.name for path in (models / "cache").glob("*/*")} == {"lock"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", LOADS)
 def test_model_that_cannot_be_loaded_ends_the_start(
-    case: str, models: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+    case: str, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, errors = refused(LOADS[case], models, hub, monkeypatch)
+    options, environment, sentence = LOADS[case]
+    monkeypatch.chdir(models)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    settings, _ = parse(options.split())
+    reasons: list[str] = []
+    with TestClient(create_app(settings, on_fatal=reasons.append)):
+        eventually(lambda: reasons)
+    [reason] = reasons
+    assert reason.startswith("cannot start: ")
+    assert sentence in reason
+
+
+@pytest.mark.slow
+def test_start_without_a_model_that_can_be_loaded_ends_with_status_1(
+    models: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, errors = refused(LOADS["damaged"], models, hub, monkeypatch)
     assert status == 1
     [line] = errors.splitlines()
     assert " CRITICAL cannot start: " in line
-    assert LOADS[case][2] in line
+    assert LOADS["damaged"][2] in line

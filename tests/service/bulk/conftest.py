@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset
@@ -34,10 +35,13 @@ def output(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def encode(small_artifact: Artifact, output: Path) -> Encode:
-    def run(*inputs: Path | str, **others: object) -> Progress:
-        fields = {"output": output, "model": small_artifact.path, "threads": 2, **others}
-        options = BulkOptions(inputs=tuple(map(str, inputs)), **fields)  # type: ignore[arg-type]
-        return asyncio.run(encode_files(options))
+    """Runs a job of the small model, unless it is told otherwise."""
+
+    def run(*inputs: Path | str, **fields: Any) -> Progress:  # noqa: ANN401
+        watched = {name: fields.pop(name) for name in ("report", "stop") if name in fields}
+        own = {"output": output, "model": small_artifact.path, "threads": 2, **fields}
+        options = BulkOptions(inputs=tuple(map(str, inputs)), **own)
+        return asyncio.run(encode_files(options, **watched))
 
     return run
 
@@ -56,3 +60,8 @@ def rows_of(folder: Path) -> pa.Table:
     """Return all rows of the Parquet files in a folder, in the order of their names."""
     table: pa.Table = pyarrow.dataset.dataset(folder, format="parquet").to_table()
     return table
+
+
+def json_rows_of(output: Path) -> list[dict[str, Any]]:
+    """Return the rows of a job's only part in JSON Lines."""
+    return list(map(json.loads, (output / "part-00000.jsonl").read_text().splitlines()))

@@ -14,7 +14,7 @@ from service.bulk.options import BulkOptions, OptionError
 from service.bulk.readers import ReadPlan
 from service.bulk.sources import open_source
 from service.bulk.texts import items_of
-from tests.service.bulk.conftest import Encode, rows_of, write_lines
+from tests.service.bulk.conftest import Encode, json_rows_of, rows_of, write_lines
 
 
 def test_ids_and_columns_keep_their_names_and_types(
@@ -52,7 +52,7 @@ def test_copied_columns_are_the_same_in_json_lines(
     }
     pq.write_table(pa.table({"text": ["x"], **columns}), tmp_path / "a.parquet")
     encode(tmp_path / "a.parquet", columns=tuple(columns), format="jsonl")
-    row = json.loads((output / "part-00000.jsonl").read_text())
+    (row,) = json_rows_of(output)
     assert {name: row[name] for name in columns} == {
         "pair": [2**24 + 1, 2],
         "names": ["a", None],
@@ -82,8 +82,7 @@ def test_times_keep_their_nanoseconds_in_json_lines_and_templates(
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["x"] * len(times), "time": times}), path)
     encode(path, columns=("time",), format="jsonl")
-    rows = map(json.loads, (output / "part-00000.jsonl").read_text().splitlines())
-    values = [row["time"] for row in rows]
+    values = [row["time"] for row in json_rows_of(output)]
     if pa.types.is_nested(times.type):
         assert str(values).count("00:00:00.000000001") == 1
         return
@@ -107,7 +106,7 @@ def test_times_of_json_lines_are_in_iso_8601_with_seconds_of_the_zone(
     )
     pq.write_table(pa.table({"text": ["x"], "time": zoned}), tmp_path / "a.parquet")
     encode(tmp_path / "a.parquet", columns=("time",), format="jsonl")
-    row = json.loads((output / "part-00000.jsonl").read_text())
+    (row,) = json_rows_of(output)
     assert row["time"] == local.isoformat()
     assert datetime.fromisoformat(row["time"]) == local
 
@@ -118,7 +117,7 @@ def test_durations_are_texts_of_python_whether_pandas_is_installed_or_not(
     values = pa.array([86_400_000_000_000, 1500, 1_000, -1_000_000_000], pa.duration("ns"))
     pq.write_table(pa.table({"text": ["x"] * 4, "time": values}), tmp_path / "a.parquet")
     encode(tmp_path / "a.parquet", columns=("time",), template="{time}", format="jsonl")
-    rows = [json.loads(line) for line in (output / "part-00000.jsonl").read_text().splitlines()]
+    rows = json_rows_of(output)
     expected = [timedelta(days=1), None, timedelta(microseconds=1), timedelta(seconds=-1)]
     assert [row["time"] for row in rows] == [value and str(value) for value in expected]
     assert "would lose data" in rows[1]["error"]
@@ -144,7 +143,7 @@ def test_nested_texts_of_any_layout_are_copied(
         )
     expected = {name: array.to_pylist() for name, array in columns.items()}
     assert rows_of(output / "parquet").select(list(columns)).to_pydict() == expected
-    rows = list(map(json.loads, (output / "jsonl" / "part-00000.jsonl").read_text().splitlines()))
+    rows = json_rows_of(output / "jsonl")
     for name, values in expected.items():
         assert [row[name] for row in rows] == json.loads(json.dumps(values))
 
@@ -167,8 +166,7 @@ def test_copied_column_with_the_name_of_vectors_may_have_any_type(
     table = pa.table({"text": ["x", "y"], "query": ["x", "y"], "embedding": values})
     pq.write_table(table, tmp_path / "a.parquet")
     encode(tmp_path / "a.parquet", kind="scores", columns=("embedding",), format="jsonl")
-    rows = map(json.loads, (output / "part-00000.jsonl").read_text().splitlines())
-    assert [row["embedding"] for row in rows] == values.to_pylist()
+    assert [row["embedding"] for row in json_rows_of(output)] == values.to_pylist()
 
 
 def test_json_values_that_no_column_type_holds_are_copied_as_json(

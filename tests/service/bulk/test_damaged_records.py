@@ -21,7 +21,7 @@ from service.bulk.options import BulkError, OptionError
 from service.bulk.readers import READERS, ReadPlan
 from service.bulk.sources import open_source
 from service.bulk.texts import items_of
-from tests.service.bulk.conftest import Encode, rows_of
+from tests.service.bulk.conftest import Encode, json_rows_of, rows_of
 from tests.service.bulk.damage import GENERATORS, DamagedFile, problem, read
 from tests.service.bulk.test_readers import options, texts
 
@@ -321,8 +321,7 @@ def test_time_that_json_cannot_be_written_of_is_an_error_in_json_alone(
         assert rows_of(output)["time"].combine_chunks() == times
         assert progress.errors == 0
     else:
-        lines = (output / "part-00000.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = json_rows_of(output)
         assert [row["time"] is None for row in rows] == [False, True, False]
         assert rows[1]["error"].endswith("cannot be read: date value out of range")
         assert rows[2]["embedding"] is not None

@@ -19,16 +19,21 @@ from sentence_transformers import (
 import vitrine
 from models.artifact import Artifact
 from models.identity import identity_of
-from service.bulk.job import encode_files
-from service.bulk.options import BulkError, BulkOptions, OptionError
+from service.bulk.options import BulkError, OptionError
 from service.bulk.parts import FORMATS
 from service.bulk.pipeline import Pipeline
-from service.bulk.progress import Progress
 from service.inference.batching.batcher import Outcome
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.vectors import RowResults
 from service.inference.tokenizing.rows import Row
-from tests.service.bulk.conftest import TEXTS, Encode, rows_of, write_lines, write_texts
+from tests.service.bulk.conftest import (
+    TEXTS,
+    Encode,
+    json_rows_of,
+    rows_of,
+    write_lines,
+    write_texts,
+)
 
 
 @pytest.mark.parametrize("name", ["run:2", "~", os.fsdecode(b"\xe9")])
@@ -162,16 +167,14 @@ def test_json_lines_and_numpy_have_the_same_values_as_parquet(
     for name in ("parquet", "jsonl", "npy"):
         encode(path, format=name, output=output / name, id_column="key")
     expected = rows_of(output / "parquet").to_pylist()
-    lines = (output / "jsonl" / "part-00000.jsonl").read_text().splitlines()
-    for actual, row in zip(map(json.loads, lines), expected, strict=True):
+    for actual, row in zip(json_rows_of(output / "jsonl"), expected, strict=True):
         assert actual.pop("embedding") == (row["embedding"] and pytest.approx(row["embedding"]))
         assert actual == {name: row[name] for name in actual}
     vectors = np.load(output / "npy" / "part-00000.npy")
     assert vectors.shape == (6, 32)
     assert np.isnan(vectors[5]).all()
     np.testing.assert_array_equal(vectors[:5], [row["embedding"] for row in expected[:5]])
-    others = (output / "npy" / "part-00000.jsonl").read_text().splitlines()
-    assert [json.loads(line)["key"] for line in others] == [f"k{i}" for i in range(6)]
+    assert [row["key"] for row in json_rows_of(output / "npy")] == [f"k{i}" for i in range(6)]
 
 
 @pytest.mark.parametrize("name", ["parquet", "jsonl", "npy"])
@@ -219,16 +222,13 @@ def test_shards_divide_the_parts_and_their_files_equal_those_of_one_job(
 
 
 def test_progress_is_reported_while_finished_parts_are_skipped(
-    small_artifact: Artifact, tmp_path: Path, output: Path
+    encode: Encode, tmp_path: Path, output: Path
 ) -> None:
     path = write_texts(tmp_path, [f"text {number}" for number in range(50)])
-    options = BulkOptions(
-        inputs=(str(path),), output=output, model=small_artifact.path, part_rows=10, threads=1
-    )
-    asyncio.run(encode_files(options))
+    encode(path, part_rows=10)
     (output / "part-00004.parquet").unlink()
     kept: list[int] = []
-    asyncio.run(encode_files(options, lambda progress: kept.append(progress.kept)))
+    encode(path, part_rows=10, report=lambda progress: kept.append(progress.kept))
     assert kept == [10, 20, 30, 40, 40]
 
 
@@ -240,50 +240,33 @@ def test_limit_ends_the_input(encode: Encode, tmp_path: Path, output: Path) -> N
 
 @pytest.mark.parametrize("limit", [27, 95, 200, None])
 def test_progress_ends_at_all_of_the_input_or_of_the_limit(
-    small_artifact: Artifact, tmp_path: Path, output: Path, limit: int | None
+    encode: Encode, tmp_path: Path, limit: int | None
 ) -> None:
     path = tmp_path / "texts.parquet"
     pq.write_table(pa.table({"text": [f"text {number}" for number in range(95)]}), path)
-    options = BulkOptions(
-        inputs=(str(path),), output=output, model=small_artifact.path, limit=limit, threads=1
-    )
     shares: list[float] = []
-    asyncio.run(encode_files(options, lambda progress: shares.append(progress.share)))
+    encode(path, limit=limit, report=lambda progress: shares.append(progress.share))
     assert shares[-1] == 1.0
     assert shares == sorted(shares)
 
 
 def test_stop_ends_the_job_after_the_current_part_and_a_second_run_does_the_rest(
-    small_artifact: Artifact, tmp_path: Path, output: Path
+    encode: Encode, tmp_path: Path, output: Path
 ) -> None:
     path = write_texts(tmp_path, [f"text {number}" for number in range(3000)])
-    options = BulkOptions(
-        inputs=(str(path),), output=output, model=small_artifact.path, part_rows=700, threads=2
-    )
-
-    async def stopped() -> tuple[int, bool]:
-        stop = asyncio.Event()
-        progress = await encode_files(options, lambda _: stop.set(), stop)
-        return progress.rows, progress.is_complete
-
-    assert asyncio.run(stopped()) == (700, False)
+    stop = asyncio.Event()
+    first = encode(path, part_rows=700, report=lambda _: stop.set(), stop=stop)
+    assert (first.rows, first.is_complete) == (700, False)
     assert not list(output.glob(".*"))
-    second = asyncio.run(encode_files(options))
+    second = encode(path, part_rows=700)
     assert (second.rows, second.kept, second.is_complete) == (2300, 700, True)
     assert rows_of(output)["row"].to_pylist() == list(range(3000))
 
 
-def test_stop_in_the_last_part_completes_the_job(
-    small_artifact: Artifact, tmp_path: Path, output: Path
-) -> None:
+def test_stop_in_the_last_part_completes_the_job(encode: Encode, tmp_path: Path) -> None:
     path = write_texts(tmp_path, [f"text {number}" for number in range(900)])
-    options = BulkOptions(inputs=(str(path),), output=output, model=small_artifact.path, threads=2)
-
-    async def stopped() -> Progress:
-        stop = asyncio.Event()
-        return await encode_files(options, lambda _: stop.set(), stop)
-
-    progress = asyncio.run(stopped())
+    stop = asyncio.Event()
+    progress = encode(path, report=lambda _: stop.set(), stop=stop)
     assert (progress.rows, progress.is_complete) == (900, True)
 
 

@@ -1,27 +1,23 @@
 """The output is read by the libraries that people use, with the same vectors."""
 
-import json
 from pathlib import Path
 
 import datasets
 import numpy as np
 import polars
-import pyarrow.dataset
 import pytest
 from numpy.typing import NDArray
 
-from tests.service.bulk.conftest import Encode
+from tests.service.bulk.conftest import Encode, rows_of, write_lines
 
 
 @pytest.fixture
 def vectors(encode: Encode, tmp_path: Path, output: Path) -> NDArray[np.float32]:
     """Vectors of an output with several parts and one error, by pyarrow."""
-    path = tmp_path / "input.jsonl"
     texts = [*(f"text number {number}" for number in range(50)), ""]
     records = [{"text": text, "key": f"k{index}"} for index, text in enumerate(texts)]
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    encode(path, part_rows=20, id_column="key")
-    table = pyarrow.dataset.dataset(output, format="parquet").to_table()
+    encode(write_lines(tmp_path, records), part_rows=20, id_column="key")
+    table = rows_of(output)
     assert table.num_rows == 51
     assert table["embedding"].null_count == 1
     return np.stack(table["embedding"].to_numpy()[:50])
@@ -63,8 +59,7 @@ def test_lance_stores_the_output_and_finds_the_nearest_neighbours(
 ) -> None:
     import lance
 
-    table = pyarrow.dataset.dataset(output, format="parquet").to_table()
-    stored = lance.write_dataset(table, str(tmp_path / "vectors.lance"))
+    stored = lance.write_dataset(rows_of(output), str(tmp_path / "vectors.lance"))
     nearest = {"column": "embedding", "q": vectors[7], "k": 5, "metric": "cosine"}
     found = stored.to_table(nearest=nearest, filter="error is null", prefilter=True)
     expected = np.argsort(-(vectors @ vectors[7]), kind="stable")[:5]

@@ -1,5 +1,6 @@
 """Jobs that are killed, interrupted, or run out of space, and are started again."""
 
+import asyncio
 import errno
 import fcntl
 import json
@@ -9,7 +10,10 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,26 +23,31 @@ import pytest
 from models.artifact import Artifact
 from service.bulk import job, parts
 from service.bulk.command_line import main
-from service.bulk.options import BulkError, OptionError
+from service.bulk.job import encode_files
+from service.bulk.options import BulkError, BulkOptions, OptionError
 from tests.eventually import eventually
 from tests.models.checkpoints import edit_json
-from tests.service.bulk.conftest import Encode, rows_of
+from tests.service.bulk.conftest import Encode, rows_of, write_lines
 
 pytestmark = pytest.mark.slow
 
 ROWS = 4000
+# Settings of most jobs here.
+PARTS: dict[str, Any] = {"part_rows": 250, "id_column": "id", "threads": 2}
+
+
+def write(folder: Path) -> Path:
+    """Write the input of the jobs."""
+    draw = random.Random(1)  # noqa: S311 - not for secrets
+    words = (["cat"] * draw.randint(0, 30) for _ in range(ROWS))
+    return write_lines(
+        folder, ({"text": " ".join(own), "id": number} for number, own in enumerate(words))
+    )
 
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    path = tmp_path / "texts.jsonl"
-    draw = random.Random(1)  # noqa: S311 - not for secrets
-    lines = [
-        json.dumps({"text": " ".join(["cat"] * draw.randint(0, 30)), "id": number})
-        for number in range(ROWS)
-    ]
-    path.write_text("\n".join(lines))
-    return path
+    return write(tmp_path)
 
 
 def assert_equal(actual: pa.Table, expected: pa.Table) -> None:
@@ -50,11 +59,28 @@ def assert_equal(actual: pa.Table, expected: pa.Table) -> None:
     np.testing.assert_allclose(vectors, others, rtol=0, atol=1e-6)
 
 
-@pytest.fixture
-def expected(encode: Encode, texts: Path, tmp_path: Path) -> pa.Table:
+@pytest.fixture(scope="module")
+def expected(small_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
     """The rows of a job that nothing interrupts."""
-    encode(texts, output=tmp_path / "expected", part_rows=250, id_column="id")
-    return rows_of(tmp_path / "expected")
+    folder = tmp_path_factory.mktemp("expected")
+    inputs = (str(write(folder)),)
+    options = BulkOptions(inputs=inputs, output=folder / "out", model=small_artifact.path, **PARTS)
+    asyncio.run(encode_files(options))
+    return rows_of(folder / "out")
+
+
+def forget_parts(output: Path) -> None:
+    """Leave the settings and four parts in the journal, as if the job had ended after them."""
+    journal = output / "_journal"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:5]))
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Lock a file as another process does."""
+    with file.open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def command(artifact: Artifact, texts: Path, output: Path, *options: str) -> list[str]:
@@ -62,22 +88,16 @@ def command(artifact: Artifact, texts: Path, output: Path, *options: str) -> lis
     return [sys.executable, "-m", "service.bulk", str(texts), str(output), *own, *options]
 
 
-@pytest.fixture
-def process_environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
-
-
 def test_job_killed_at_random_moments_loses_and_repeats_no_row(
     small_artifact: Artifact,
     texts: Path,
     output: Path,
     expected: pa.Table,
-    process_environment: dict[str, str],
 ) -> None:
     arguments = command(small_artifact, texts, output)
     kept: set[str] = set()
     for target in (0, 2, 3, 7, 12):
-        with subprocess.Popen(arguments, env=process_environment) as job:
+        with subprocess.Popen(arguments) as job:
             journal = output / "_journal"
             eventually(lambda: journal.exists() and journal.read_bytes().count(b"\n") > target)  # noqa: B023
             job.kill()
@@ -86,7 +106,7 @@ def test_job_killed_at_random_moments_loses_and_repeats_no_row(
         assert finished <= len(files) <= finished + 1  # at most one part is encoded again
         assert kept <= files.keys()
         kept = set(files)
-    assert subprocess.run(arguments, env=process_environment).returncode == 3
+    assert subprocess.run(arguments).returncode == 3
     assert_equal(rows_of(output), expected)
     assert not list(output.glob(".*"))
 
@@ -108,13 +128,10 @@ sys.exit(command_line.main())
 """
 
 
-def signalled(
-    arguments: list[str], environment: dict[str, str], *signals: signal.Signals
-) -> subprocess.CompletedProcess[str]:
+def signalled(arguments: list[str], *signals: signal.Signals) -> subprocess.CompletedProcess[str]:
     numbers = " ".join(str(int(number)) for number in signals)
     return subprocess.run(
         [sys.executable, "-c", SIGNALLED, numbers, *arguments[3:]],
-        env=environment,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -126,26 +143,25 @@ def test_signal_ends_the_job_after_the_current_part(
     texts: Path,
     output: Path,
     expected: pa.Table,
-    process_environment: dict[str, str],
     number: signal.Signals,
 ) -> None:
     arguments = command(small_artifact, texts, output)
-    job = signalled(arguments, process_environment, number)
+    job = signalled(arguments, number)
     assert job.returncode == 4, job.stderr
     assert "the job ends after the current part" in job.stderr
     rows = rows_of(output).num_rows
     assert rows % 250 == 0
     assert 0 < rows < ROWS
-    assert subprocess.run(arguments, env=process_environment).returncode == 3
+    assert subprocess.run(arguments).returncode == 3
     assert_equal(rows_of(output), expected)
 
 
 def test_second_signal_ends_the_job_at_once(
-    small_artifact: Artifact, texts: Path, output: Path, process_environment: dict[str, str]
+    small_artifact: Artifact, texts: Path, output: Path
 ) -> None:
     # One part has all rows, so that the job can only end inside of it.
     arguments = [*command(small_artifact, texts, output), f"--part-rows={ROWS}"]
-    job = signalled(arguments, process_environment, signal.SIGTERM, signal.SIGINT)
+    job = signalled(arguments, signal.SIGTERM, signal.SIGINT)
     assert job.returncode == 4, job.stderr
     assert "interrupted; finished parts are kept" in job.stderr
     assert not list(output.glob("*.parquet"))
@@ -154,14 +170,15 @@ def test_second_signal_ends_the_job_at_once(
 def test_torn_last_line_of_the_journal_is_dropped(
     encode: Encode, texts: Path, output: Path, expected: pa.Table
 ) -> None:
-    encode(texts, part_rows=250, id_column="id")
-    journal = output / "_journal"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:5]) + lines[5][:40])
-    again = encode(texts, part_rows=250, id_column="id")
+    encode(texts, **PARTS)
+    torn = (output / "_journal").read_bytes().splitlines()[5][:40]
+    forget_parts(output)
+    with (output / "_journal").open("ab") as journal:
+        journal.write(torn)
+    again = encode(texts, **PARTS)
     assert (again.kept, again.rows) == (1000, ROWS - 1000)
     assert_equal(rows_of(output), expected)
-    assert encode(texts, part_rows=250, id_column="id").kept == ROWS
+    assert encode(texts, **PARTS).kept == ROWS
 
 
 @pytest.mark.parametrize("damage", ["remove", "change"])
@@ -173,13 +190,13 @@ def test_missing_or_changed_part_is_encoded_again(
     damage: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    encode(texts, part_rows=250, id_column="id")
+    encode(texts, **PARTS)
     part = output / "part-00003.parquet"
     if damage == "remove":
         part.unlink()
     else:
         part.write_bytes(part.read_bytes()[:-1] + b"x")
-    again = encode(texts, part_rows=250, id_column="id")
+    again = encode(texts, **PARTS)
     assert again.rows == 250
     assert "part-00003.parquet" in caplog.text
     assert_equal(rows_of(output), expected)
@@ -336,7 +353,7 @@ DAMAGED_LINES = [
     b'{"rows": -1}',
     b'{"rows": true}',
     b'{"settings": {}}',
-    b'{"joined": {"../texts.jsonl": "' + b"0" * 64 + b'"}}',
+    b'{"joined": {"../input.jsonl": "' + b"0" * 64 + b'"}}',
     b'{"joined": {"part-00000.parquet": 7}}',
     b'{"rows": 1, "joined": {}}',
     b"\xff",
@@ -364,7 +381,7 @@ def test_part_of_another_name_is_damage_of_the_journal(
 ) -> None:
     encode(texts, limit=10)
     journal = output / "_journal"
-    journal.write_bytes(journal.read_bytes().replace(b'"part-00000.parquet"', b'"../texts.jsonl"'))
+    journal.write_bytes(journal.read_bytes().replace(b'"part-00000.parquet"', b'"../input.jsonl"'))
     with pytest.raises(BulkError, match="_journal is damaged in line 2"):
         encode(texts, limit=10)
     assert texts.exists()
@@ -434,24 +451,15 @@ def test_part_that_is_changed_while_parts_are_joined_is_an_error(
     assert rows_of(output)["row"].to_pylist() == list(range(ROWS))
 
 
-def test_second_process_on_an_output_is_refused(encode: Encode, texts: Path, output: Path) -> None:
-    encode(texts, limit=10)
-    with (output / "_lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BulkError, match=r"another process writes to .*output"):
-            encode(texts, limit=10)
-    assert encode(texts, limit=10).is_complete
-
-
-def test_lock_is_tried_before_the_input_is_hashed(
+def test_second_process_on_an_output_is_refused_before_it_hashes_the_input(
     encode: Encode, texts: Path, output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode(texts, limit=10)
-    monkeypatch.delattr(job, "open_source")
-    with (output / "_lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BulkError, match="another process writes"):
+    with locked(output / "_lock"), monkeypatch.context() as patch:
+        patch.delattr(job, "open_source")
+        with pytest.raises(BulkError, match=r"another process writes to .*output"):
             encode(texts, limit=10)
+    assert encode(texts, limit=10).is_complete
 
 
 def test_process_that_locks_the_output_meanwhile_is_not_joined(
@@ -459,10 +467,8 @@ def test_process_that_locks_the_output_meanwhile_is_not_joined(
 ) -> None:
     encode(texts, limit=10)
     monkeypatch.setattr(job, "check_unlocked", lambda *_: None)  # it was not locked then
-    with (output / "_lock").open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(BulkError, match="another process writes"):
-            encode(texts, limit=10)
+    with locked(output / "_lock"), pytest.raises(BulkError, match="another process writes"):
+        encode(texts, limit=10)
 
 
 def test_shards_run_at_the_same_time_but_not_the_same_shard_twice(
@@ -510,9 +516,9 @@ def test_full_disk_is_a_clear_error_and_the_job_resumes_when_there_is_space(
 
             patch.setattr(pq.ParquetWriter, "write_batch", write_batch)
         with pytest.raises(BulkError, match="output cannot be written: No space left on device"):
-            encode(texts, part_rows=250, id_column="id")
+            encode(texts, **PARTS)
     assert not list(output.glob(".*"))
-    assert encode(texts, part_rows=250, id_column="id").kept > 0
+    assert encode(texts, **PARTS).kept > 0
     assert_equal(rows_of(output), expected)
 
 
@@ -534,12 +540,9 @@ def test_standard_input_is_resumed_when_it_is_sent_again(
     encode: Encode, texts: Path, output: Path, stdin: list[bytes], expected: pa.Table
 ) -> None:
     stdin[0] = texts.read_bytes()
-    settings = {"input_format": "jsonl", "part_rows": 250, "id_column": "id"}
-    encode("-", **settings)
-    journal = output / "_journal"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:5]))
-    again = encode("-", **settings)
+    encode("-", input_format="jsonl", **PARTS)
+    forget_parts(output)
+    again = encode("-", input_format="jsonl", **PARTS)
     assert (again.kept, again.rows) == (1000, ROWS - 1000)
     assert_equal(rows_of(output), expected)
 
@@ -616,12 +619,11 @@ def test_complete_job_of_standard_input_takes_no_more_records_when_a_part_is_los
 def test_no_row_is_in_two_files_after_an_interrupted_or_damaged_join(
     encode: Encode, texts: Path, output: Path, expected: pa.Table, moment: str
 ) -> None:
-    settings = {"part_rows": 250, "id_column": "id"}
-    encode(texts, **settings)
+    encode(texts, **PARTS)
     parts = {path: path.read_bytes() for path in output.glob("part-*")}
     journal = output / "_journal"
     before = journal.read_bytes()
-    encode(texts, concat=True, **settings)
+    encode(texts, concat=True, **PARTS)
     if moment == "damaged":
         (output / "embeddings.parquet").write_bytes(b"")
     else:
@@ -629,7 +631,7 @@ def test_no_row_is_in_two_files_after_an_interrupted_or_damaged_join(
             path.write_bytes(content)
     if moment == "before the journal":
         journal.write_bytes(before)
-    encode(texts, **settings)
+    encode(texts, **PARTS)
     assert_equal(rows_of(output), expected)
 
 
@@ -639,24 +641,20 @@ def test_other_standard_input_is_refused(
     lines = texts.read_bytes().splitlines(keepends=True)
     stdin[0] = b"".join(lines)
     encode("-", input_format="jsonl", part_rows=250)
-    journal = output / "_journal"
-    kept = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(kept[:5]))
+    forget_parts(output)
     stdin[0] = b"".join([*lines[:300], b'{"text": "another"}\n', *lines[300:]])
     with pytest.raises(BulkError, match=r"differs from the one .* in rows 250 to 499"):
         encode("-", input_format="jsonl", part_rows=250)
 
 
 def test_job_that_fails_does_not_wait_for_the_rest_of_standard_input(
-    small_artifact: Artifact, output: Path, process_environment: dict[str, str]
+    small_artifact: Artifact, output: Path
 ) -> None:
     arguments = [sys.executable, "-m", "service.bulk", "-", str(output)]
     arguments += ["--model", str(small_artifact.path), "--max-errors", "0"]
     # The reader has passed the sample, and waits for more when the empty text is an error.
     lines = [*["x" * 90_000] * 12, "", *(f"text {number}" for number in range(1000))]
-    job = subprocess.Popen(
-        arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE, env=process_environment
-    )
+    job = subprocess.Popen(arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     with job:
         assert job.stdin is not None
         assert job.stderr is not None

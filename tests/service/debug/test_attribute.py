@@ -126,12 +126,9 @@ def test_only_methods_with_a_baseline_refuse_a_text_that_equals_it(
         assert len(ask(client, "attribute", **body)["scores"]) == 3
 
 
-def test_integral_that_does_not_converge_returns_200_with_a_warning(
-    artifact: Artifact,
-) -> None:
-    hard = {"layer": "embeddings", "baseline": "zero", "max_evaluations": 17}
-    with service_of(artifact) as client:
-        result = ask(client, "attribute", text=CAT, target=COSINE, **hard)
+def test_integral_that_does_not_converge_returns_200_with_a_warning(client: TestClient) -> None:
+    hard = {"layer": "embeddings", "baseline": "zero", "tolerance": 1e-6, "max_evaluations": 17}
+    result = ask(client, "attribute", text=CAT, target=COSINE, **hard)
     assert not result["completeness"]["converged"]
     assert result["warnings"] == [
         "a path integral has not converged; increase max_evaluations or choose another baseline"

@@ -46,7 +46,7 @@ def integrated(
     forward: Callable[[Tensor], Tensor],
     oracle: Any,  # noqa: ANN401
     ids: list[int],
-    padded: list[int] | None = None,
+    padded: list[int],
 ) -> np.ndarray:
     """Return captum's integrated gradients by the word embeddings of transformers' model.
 
@@ -54,20 +54,26 @@ def integrated(
         forward: From word embeddings to scalars.
         oracle: Model of transformers.
         ids: Token ids.
-        padded: Token ids of the baseline; None: padding in place of all but special tokens.
+        padded: Token ids of the baseline.
     """
     from captum.attr import IntegratedGradients
 
     weight = oracle.get_input_embeddings().weight
-    if padded is None:
-        padded = [token if token in (0, 2) else 1 for token in ids]
     words, pad = (weight[rows][None].detach() for rows in (ids, padded))
     scores = IntegratedGradients(forward).attribute(words, pad, n_steps=200, method="gausslegendre")
     return np.asarray(scores[0].detach().sum(-1))
 
 
+@pytest.mark.parametrize(
+    ("of", "padded"),
+    [
+        ("both", [0, 1, 1, 2, 1, 1, 1, 2]),
+        ("text", [0, 1, 1, 2, 21, 5, 33, 2]),
+        ("text_pair", [0, 7, 9, 2, 1, 1, 1, 2]),
+    ],
+)
 def test_attribution_of_a_rerank_score_equals_captum_on_the_model_of_transformers(
-    ranker: TestClient, cross_encoder: CrossEncoder
+    ranker: TestClient, cross_encoder: CrossEncoder, of: str, padded: list[int]
 ) -> None:
     oracle = AutoModelForSequenceClassification.from_pretrained(cross_encoder.model.name_or_path)
 
@@ -76,51 +82,31 @@ def test_attribution_of_a_rerank_score_equals_captum_on_the_model_of_transformer
         logits: Tensor = oracle(inputs_embeds=words, token_type_ids=types).logits[:, 0]
         return logits
 
-    result = ask(ranker, "attribute", **PAIR, tolerance=1e-3, max_evaluations=2048)
-    expected = integrated(forward, oracle, IDS)
+    def forward_ids(ids: list[int]) -> float:
+        with torch.no_grad():
+            logits = oracle(torch.tensor([ids]), token_type_ids=torch.tensor([TYPES])).logits
+        return float(logits[0, 0])
+
+    options = {"of": of, "tolerance": 1e-3, "max_evaluations": 2048}
+    result = ask(ranker, "attribute", **PAIR, **options)
+    expected = integrated(forward, oracle, IDS, padded)
     np.testing.assert_allclose(result["scores"], expected, atol=2e-3 * np.abs(expected).max())
+    kept = [index for index, token in enumerate(padded) if token == IDS[index]]
+    assert [result["scores"][index] for index in kept] == [0.0] * len(kept)
+    assert result["baseline_value"] == pytest.approx(forward_ids(padded), rel=1e-4)
     (score,) = cross_encoder.predict([(QUERY, DOCUMENT)], activation_fn=torch.nn.Identity())
     assert result["value"] == pytest.approx(float(score), rel=1e-4)
     assert result["completeness"]["converged"]
     change = result["value"] - result["baseline_value"]
     assert result["sum"] == pytest.approx(change, rel=1e-2)
     assert (result["parity"]["agrees"], result["warnings"]) == (True, [])
-
-
-@pytest.mark.parametrize(
-    ("of", "padded", "others"),
-    [
-        ("text", [0, 1, 1, 2, 21, 5, 33, 2], [0, 3, 4, 5, 6, 7]),
-        ("text_pair", [0, 7, 9, 2, 1, 1, 1, 2], [0, 1, 2, 3, 7]),
-    ],
-)
-def test_attribution_of_one_text_of_a_pair_equals_captum_on_the_model_of_transformers(
-    ranker: TestClient, cross_encoder: CrossEncoder, of: str, padded: list[int], others: list[int]
-) -> None:
-    oracle = AutoModelForSequenceClassification.from_pretrained(cross_encoder.model.name_or_path)
-
-    def forward(words: Tensor) -> Tensor:
-        types = torch.tensor([TYPES]).expand(len(words), -1)
-        logits: Tensor = oracle(inputs_embeds=words, token_type_ids=types).logits[:, 0]
-        return logits
-
-    options = {"of": of, "tolerance": 1e-3, "max_evaluations": 2048}
-    result = ask(ranker, "attribute", **PAIR, **options)
-    expected = integrated(forward, oracle, IDS, padded)
-    np.testing.assert_allclose(result["scores"], expected, atol=2e-3 * np.abs(expected).max())
-    assert [result["scores"][index] for index in others] == [0.0] * len(others)
-    with torch.no_grad():
-        logits = oracle(torch.tensor([padded]), token_type_ids=torch.tensor([TYPES])).logits
-    assert result["baseline_value"] == pytest.approx(logits.item(), rel=1e-4)
-    assert result["completeness"]["converged"]
-    change = result["value"] - result["baseline_value"]
-    assert result["sum"] == pytest.approx(change, rel=1e-2)
-    # Zero vectors replace the same tokens.
+    # Zero vectors replace the same tokens, and the special ones of a whole pair.
+    kept = [] if of == "both" else kept
     result = ask(ranker, "attribute", **PAIR, **options, baseline="zero")
     zeros = oracle.get_input_embeddings().weight[IDS][None].detach()
-    zeros[:, [index for index in range(len(IDS)) if index not in others]] = 0
+    zeros[:, [index for index in range(len(IDS)) if index not in kept]] = 0
     assert result["baseline_value"] == pytest.approx(forward(zeros).item(), rel=1e-4)
-    assert [result["scores"][index] for index in others] == [0.0] * len(others)
+    assert [result["scores"][index] for index in kept] == [0.0] * len(kept)
 
 
 @pytest.mark.parametrize(("of", "scored"), [("text", {0}), ("text_pair", {1, 2})])
@@ -361,7 +347,7 @@ def test_attribution_of_a_sparse_weight_equals_captum_on_the_model_of_transforme
     result = ask(splade, "attribute", text="w5 w6 w7", **fields)
     assert result["value"] == pytest.approx(weights[entry].item(), rel=1e-4)
     assert result["completeness"]["converged"]
-    expected = integrated(forward, oracle, [0, 5, 6, 7, 2])
+    expected = integrated(forward, oracle, [0, 5, 6, 7, 2], [0, 1, 1, 1, 2])
     np.testing.assert_allclose(result["scores"], expected, atol=1e-2 * np.abs(expected).max())
     assert (result["parity"]["agrees"], result["warnings"]) == (True, [])
     prompted = {"text": "w5 w6 w7", "prompt_name": "query"}

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from models.artifact import Artifact, sha256
+from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
+from models.manifest import TOKENIZER
+from tests.hostile_artifacts import copy_of, replace
 from tests.models.jina_v3 import TASKS, save_with_tokenizer
 from tests.service.debug.conftest import CAT, COSINE, Json, ask, problem_of, service_of
 
@@ -55,14 +57,9 @@ def test_parity_names_files_that_are_changed_under_the_service(
 
 def tampered(artifact: Artifact, folder: Path, edit: Callable[[Json], None]) -> Path:
     """Return a copy of the artifact with another tokenizer, and a manifest that has its hash."""
-    shutil.copytree(artifact.path, folder)
-    tokenizer, manifest = folder / "tokenizer.json", folder / "manifest.json"
-    content = json.loads(tokenizer.read_text())
+    content = json.loads(artifact.read(TOKENIZER))
     edit(content)
-    tokenizer.write_text(json.dumps(content))
-    described = json.loads(manifest.read_text())
-    described["files"]["tokenizer.json"] = sha256(tokenizer)
-    manifest.write_text(json.dumps(described))
+    replace(copy_of(artifact.path, folder), TOKENIZER, json.dumps(content).encode())
     return folder
 
 

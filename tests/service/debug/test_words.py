@@ -8,17 +8,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from models.artifact import Artifact
-from models.manifest import TOKENIZER
 from service.debug.pipeline.words import words_of
 from service.inference.tokenizing.encodings import spans_of
 from service.inference.tokenizing.rows import Row, TokenizedText
-from tests.small_tokenizers import byte_level_bpe, metaspace_unigram
-
-TOKENIZERS = {
-    "WordPiece": lambda artifact: Tokenizer.from_buffer(artifact.read(TOKENIZER)),
-    "byte-level BPE": byte_level_bpe,
-    "unigram": metaspace_unigram,
-}
+from tests.small_tokenizers import TOKENIZERS
 
 
 @pytest.fixture(scope="module", params=list(TOKENIZERS))

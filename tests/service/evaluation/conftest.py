@@ -3,7 +3,7 @@
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pytest
 from models.artifact import Artifact
 from service.bulk.options import BulkOptions
 from service.evaluation.collection import CollectionFiles
+from service.evaluation.command_line import main
 from service.evaluation.evaluation import EvaluationOptions, evaluate
 from service.evaluation.measures import parse_measures
 from tests.service.api.conftest import (  # noqa: F401 - fixtures
@@ -26,6 +27,21 @@ MEASURES = "nDCG@10,recall@5,MRR@10,hits@3"
 Evaluate = Callable[..., dict[str, Any]]
 
 
+def write_beir(
+    folder: Path,
+    documents: Sequence[dict[str, Any]],
+    queries: Sequence[dict[str, Any]],
+    judgements: str,
+    name: str = "test.tsv",
+) -> Path:
+    """Write the files of a collection in BEIR's layout."""
+    (folder / "qrels").mkdir(parents=True)
+    for file, records in (("corpus", documents), ("queries", queries)):
+        (folder / f"{file}.jsonl").write_text("".join(json.dumps(own) + "\n" for own in records))
+    (folder / "qrels" / name).write_text(judgements)
+    return folder
+
+
 def write_collection(folder: Path, words: str) -> Path:
     """Write 150 documents of random words, and 40 queries of some of their words."""
     chance = random.Random(5)  # noqa: S311
@@ -34,19 +50,15 @@ def write_collection(folder: Path, words: str) -> Path:
         {"_id": f"d{i}", "title": f"T{i}", "text": " ".join(chance.choices(vocabulary, k=12))}
         for i in range(150)
     ]
-    queries, judgements = [], ["query-id\tcorpus-id\tscore"]
+    queries, judgements = [], "query-id\tcorpus-id\tscore\n"
     for i in range(40):
         relevant = chance.sample(documents, 3)
         text = " ".join(chance.sample(relevant[0]["text"].split(), 4))
         queries.append({"_id": f"q{i}", "text": text})
-        judgements += [f"q{i}\t{own['_id']}\t{grade}" for grade, own in enumerate(relevant, 1)]
+        for grade, own in enumerate(relevant, 1):
+            judgements += f"q{i}\t{own['_id']}\t{grade}\n"
     queries.append({"_id": "without judgements", "text": "x"})
-    (folder / "qrels").mkdir(parents=True)
-    for name, records in (("corpus", documents), ("queries", queries)):
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        (folder / f"{name}.jsonl").write_text(lines)
-    (folder / "qrels" / "test.tsv").write_text("\n".join(judgements) + "\n")
-    return folder
+    return write_beir(folder, documents, queries, judgements)
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +73,17 @@ def small_words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with the words of the small tokenizer."""
     words = " ".join(f"w{number}" for number in range(5, 60))
     return write_collection(tmp_path_factory.mktemp("collection") / "words", words)
+
+
+@pytest.fixture(scope="session")
+def finished(
+    collection: Path, small_artifact: Artifact, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """The folder of an evaluation of the small model on the collection."""
+    folder = tmp_path_factory.mktemp("finished") / "old"
+    arguments = [str(folder), "--beir", str(collection), "--model", str(small_artifact.path)]
+    assert main([*arguments, "--measures", MEASURES, "--threads", "2"]) == 0
+    return folder
 
 
 @pytest.fixture

@@ -116,7 +116,7 @@ def test_other_collections_and_unfinished_evaluations_are_refused(tmp_path: Path
     ],
 )
 def test_damaged_results_are_named(
-    run: Evaluate,
+    finished: Path,
     collection: Path,
     small_artifact: Artifact,
     tmp_path: Path,
@@ -125,32 +125,42 @@ def test_damaged_results_are_named(
     value: object,
     message: str,
 ) -> None:
-    own = run(output=tmp_path / "old")
-    damaged = [] if field is None else {**own, field: value}
+    for name in ("old", "new"):
+        shutil.copytree(finished, tmp_path / name)
+    results = json.loads((finished / "results.json").read_text())
+    damaged = [] if field is None else {**results, field: value}
     (tmp_path / "old" / "results.json").write_text(json.dumps(damaged))
-    arguments = [str(tmp_path / "new"), "--beir", str(collection), "--threads", "2"]
-    arguments += ["--model", str(small_artifact.path), "--against", str(tmp_path / "old")]
-    assert main(arguments) == 2
+    assert compared(tmp_path, collection, small_artifact) == 2
     assert message in capsys.readouterr().err
 
 
+def compared(folder: Path, collection: Path, model: Artifact, *options: str) -> int:
+    """Evaluate a model beside the evaluation in the folder `old`, and return the exit status."""
+    arguments = [str(folder / "new"), "--beir", str(collection), "--model", str(model.path)]
+    arguments += ["--threads", "2", "--against", str(folder / "old"), *options]
+    return main(arguments)
+
+
+def report_of(folder: Path, collection: Path, model: Artifact, *options: str) -> str:
+    """Return the report of a model beside the evaluation in the folder `old`."""
+    assert compared(folder, collection, model, *options) == 0
+    return (folder / "new" / "comparison.html").read_text()
+
+
 def test_command_compares_and_explains_the_documents_that_moved(
-    run: Evaluate,
+    finished: Path,
     collection: Path,
     other_artifact: Artifact,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run(output=tmp_path / "old")
-    arguments = ["--beir", str(collection), "--measures", "nDCG@10", "--threads", "2"]
-    against = ["--model", str(other_artifact.path), "--against", str(tmp_path / "old")]
-    assert main([str(tmp_path / "new"), *arguments, *against]) == 0
+    shutil.copytree(finished, tmp_path / "old")
+    report = report_of(tmp_path, collection, other_artifact, "--measures", "nDCG@10")
     comparison = json.loads((tmp_path / "new" / "comparison.json").read_text())
     shown = capsys.readouterr().out
     own = comparison["measures"]["nDCG@10"]
     assert f"{own['old']:.4f}  {own['new']:.4f}  {own['difference']:+.4f}" in shown
     assert f"{comparison['overlap@10']:.1%} of the first 10 documents are the same" in shown
-    report = (tmp_path / "new" / "comparison.html").read_text()
     assert report.count("The old model, by its scores") == 5
     assert report.count("The new model, by its scores") == 5
     assert "left out" in report
@@ -160,25 +170,20 @@ def test_command_compares_and_explains_the_documents_that_moved(
     results = json.loads((tmp_path / "old" / "results.json").read_text())
     results["jobs"]["documents"]["artifact"] = str(tmp_path / "gone")
     (tmp_path / "old" / "results.json").write_text(json.dumps(results))
-    assert main([str(tmp_path / "new"), *arguments, *against]) == 0
-    report = (tmp_path / "new" / "comparison.html").read_text()
+    report = report_of(tmp_path, collection, other_artifact, "--measures", "nDCG@10")
     assert "The scores of the old model are not explained" in report
     assert report.count("The new model, by its scores") == 5
 
 
 def test_report_names_folders_of_any_name(
-    run: Evaluate,
+    finished: Path,
     collection: Path,
     small_artifact: Artifact,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (old := tmp_path / os.fsdecode(b"\xe9")).mkdir()
-    run(output=old)
-    monkeypatch.chdir(old)
-    arguments = ["--beir", str(collection), "--threads", "2", "--model", str(small_artifact.path)]
-    assert main([str(tmp_path / "new"), *arguments, "--against", "."]) == 0
-    report = (tmp_path / "new" / "comparison.html").read_text()
+    monkeypatch.chdir(shutil.copytree(finished, tmp_path / os.fsdecode(b"\xe9")))
+    report = report_of(tmp_path, collection, small_artifact, "--against", ".")
     assert "<title>\\udce9 and new</title>" in report
 
 
@@ -192,10 +197,7 @@ def test_texts_of_any_direction_reorder_nothing_of_the_report(
     texts = [{**line, "text": f"{hebrew} \u202e{line['text']}"} for line in lines]
     queries.write_text("\n".join(map(json.dumps, texts)))
     run(folder=tmp_path / "beir", output=tmp_path / "old")
-    arguments = ["--beir", str(tmp_path / "beir"), "--threads", "2"]
-    against = ["--model", str(other_artifact.path), "--against", str(tmp_path / "old")]
-    assert main([str(tmp_path / "new"), *arguments, *against]) == 0
-    report = (tmp_path / "new" / "comparison.html").read_text()
+    report = report_of(tmp_path, tmp_path / "beir", other_artifact)
     assert f": \u2068{hebrew} \\u202e" in report
     assert "<td dir=auto>" in report
 
@@ -204,13 +206,9 @@ def test_texts_of_any_direction_reorder_nothing_of_the_report(
 def test_scores_of_other_prompts_than_those_of_scores_are_not_explained(
     run: Evaluate, collection: Path, calibrated_artifact: Artifact, tmp_path: Path, option: str
 ) -> None:
-    model = calibrated_artifact.path
-    run(output=tmp_path / "old", model=model)
+    run(output=tmp_path / "old", model=calibrated_artifact.path)
     other = {"--query-prompt": "document", "--document-prompt": "query"}[option]
-    arguments = ["--beir", str(collection), "--model", str(model), "--threads", "2"]
-    against = ["--against", str(tmp_path / "old"), option, other]
-    assert main([str(tmp_path / "new"), *arguments, *against]) == 0
-    report = (tmp_path / "new" / "comparison.html").read_text()
+    report = report_of(tmp_path, collection, calibrated_artifact, option, other)
     assert f"new model are not explained: they are of the prompt {other}" in report
     assert "The new model, by its scores" not in report
 

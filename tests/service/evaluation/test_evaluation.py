@@ -38,7 +38,7 @@ from service.evaluation.command_line import main
 from service.evaluation.evaluation import EvaluationOptions, _distinct, evaluate
 from service.evaluation.measures import Measure
 from service.inference.tokenizing.chunking import Chunking
-from tests.service.evaluation.conftest import Evaluate
+from tests.service.evaluation.conftest import Evaluate, write_beir
 
 
 def texts_of(folder: Path, name: str) -> dict[str, str]:
@@ -203,14 +203,10 @@ def test_reranker_orders_the_best_documents_and_the_others_follow(
 def test_documents_with_equal_texts_are_ranked_by_the_greater_id(
     run: Evaluate, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "own"
-    (folder / "qrels").mkdir(parents=True)
     ids = [f"d{number:02}" for number in range(30)]
-    lines = [json.dumps({"id": own, "text": "the same text"}) for own in ids]
-    (folder / "corpus.jsonl").write_text("\n".join([*lines[10:], *lines[:10]]))
-    (folder / "queries.jsonl").write_text(json.dumps({"id": 7, "text": "a text"}))
-    (folder / "qrels" / "test.tsv").write_text("7 0 d25 1\n7 0 d99 1\n")
-    results = run(folder=folder)
+    documents = [{"id": own, "text": "the same text"} for own in (*ids[10:], *ids[:10])]
+    queries, judgements = [{"id": 7, "text": "a text"}], "7 0 d25 1\n7 0 d99 1\n"
+    results = run(folder=write_beir(tmp_path / "own", documents, queries, judgements))
     assert list(rankings_of(tmp_path / "output")["7"]) == ids[:19:-1]
     assert results["measures"]["MRR@10"] == pytest.approx(1 / 5)
     assert results["collection"]["judgements_of_unknown_documents"] == 1
@@ -224,27 +220,18 @@ def test_scores_of_a_reranker_that_differ_keep_their_order_in_float32() -> None:
 
 
 def test_negative_relevance_is_that_of_no_relevance(run: Evaluate, tmp_path: Path) -> None:
-    folder = tmp_path / "own"
-    (folder / "qrels").mkdir(parents=True)
-    lines = [json.dumps({"id": own, "text": f"text {own}"}) for own in ("a", "b", "2020-01-01")]
-    for name in ("corpus", "queries"):
-        (folder / f"{name}.jsonl").write_text("\n".join(lines))
+    texts = [{"id": own, "text": f"text {own}"} for own in ("a", "b", "2020-01-01")]
     names = ("query-id", "corpus-id", "score")
     rows = [("a", "b", -2), ("a", "a", 2), ("2020-01-01", "2020-01-01", 1)]
-    text = "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
-    (folder / "qrels" / "test.jsonl").write_text(text)
-    results = run(folder=folder)
+    judgements = "\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
+    results = run(folder=write_beir(tmp_path / "own", texts, texts, judgements, "test.jsonl"))
     assert results["queries"]["a"]["relevant"] == {"a": 2}
     assert results["queries"]["2020-01-01"]["measures"]["hits@3"] == 1
 
 
 def test_documents_with_the_id_of_the_query_can_be_left_out(run: Evaluate, tmp_path: Path) -> None:
-    folder = tmp_path / "own"
-    (folder / "qrels").mkdir(parents=True)
-    texts = "".join(json.dumps({"_id": own, "text": f"text {own}"}) + "\n" for own in "abc")
-    for name in ("corpus", "queries"):
-        (folder / f"{name}.jsonl").write_text(texts)
-    (folder / "qrels" / "test.tsv").write_text("a 0 b 1\nb 0 c 1\n")
+    texts = [{"_id": own, "text": f"text {own}"} for own in "abc"]
+    folder = write_beir(tmp_path / "own", texts, texts, "a 0 b 1\nb 0 c 1\n")
     run(folder=folder, output=tmp_path / "all")
     assert next(iter(rankings_of(tmp_path / "all")["a"])) == "a"
     run(folder=folder, ignores_identical_ids=True)
@@ -281,13 +268,11 @@ def test_formats_of_files_give_the_same_results(
 
 def test_ids_are_integers_of_any_length(run: Evaluate, tmp_path: Path) -> None:
     ids = [2**80 + number for number in range(3)]
-    texts = "".join(json.dumps({"_id": own, "text": f"text {own}"}) + "\n" for own in ids)
-    for name in ("corpus.jsonl", "queries.jsonl"):
-        (tmp_path / name).write_text(texts)
-    judgements = ({"query-id": own, "corpus-id": own, "score": 1} for own in ids)
-    (tmp_path / "qrels.jsonl").write_text("\n".join(map(json.dumps, judgements)))
-    corpus, queries, qrels = (tmp_path / f"{name}.jsonl" for name in ("corpus", "queries", "qrels"))
-    results = run(files=CollectionFiles(corpus, queries, qrels))
+    texts = [{"_id": own, "text": f"text {own}"} for own in ids]
+    judgements = "\n".join(
+        json.dumps({"query-id": own, "corpus-id": own, "score": 1}) for own in ids
+    )
+    results = run(folder=write_beir(tmp_path / "own", texts, texts, judgements, "test.jsonl"))
     assert results["collection"]["judgements_of_unknown_documents"] == 0
     assert results["measures"]["hits@3"] == 1
 

@@ -21,6 +21,8 @@ from tests.service.evaluation.conftest import Evaluate
 from tests.serving import lines_until, process
 
 Answer = Callable[[dict[str, Any]], httpx2.Response]
+# Lets requests be answered by a function, and returns the list of their bodies.
+Answered = Callable[[Answer], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +35,14 @@ def url(small_artifact: Artifact) -> Iterator[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize(("contract", "path"), [("vitrine", ""), ("openai", ""), ("tei", "/tei")])
 def test_vectors_of_a_server_have_the_same_measures_as_the_model(
-    url: str, run: Evaluate, collection: Path, tmp_path: Path, contract: str, path: str
+    url: str, finished: Path, collection: Path, tmp_path: Path, contract: str, path: str
 ) -> None:
-    expected = run(output=tmp_path / "model")
+    expected = json.loads((finished / "results.json").read_text())
     arguments = [str(tmp_path / "server"), "--beir", str(collection)]
     arguments += ["--server", f"{url}{path}", "--contract", contract]
     arguments += ["--model", "small"] if contract == "openai" else []
     arguments += ["--measures", ",".join(expected["measures"])]
-    assert main([*arguments, "--against", str(tmp_path / "model")]) == 0
+    assert main([*arguments, "--against", str(finished)]) == 0
     results = json.loads((tmp_path / "server" / "results.json").read_text())
     assert results["measures"] == expected["measures"]
     assert results["jobs"]["documents"]["contract"] == contract
@@ -66,8 +68,7 @@ def texts(collection: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def answered(monkeypatch: pytest.MonkeyPatch) -> Callable[[Answer], list[dict[str, Any]]]:
-    """Makes requests be answered by a function, and returns the list of their bodies."""
+def answered(monkeypatch: pytest.MonkeyPatch) -> Answered:
     monkeypatch.setattr(server, "_PAUSES_S", (0.0, 0.0))
     monkeypatch.setattr(server, "_PART_ROWS", 64)
     client = httpx2.AsyncClient
@@ -107,7 +108,7 @@ def encode(texts: Path, output: Path, job: ServerJob = JOB, stop: bool = False) 
 
 
 def test_parts_are_kept_and_the_rest_is_asked_for(
-    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
+    texts: Path, answered: Answered, tmp_path: Path
 ) -> None:
     bodies = answered(vectors)
     output = tmp_path / "vectors"
@@ -143,7 +144,7 @@ def test_parts_are_kept_and_the_rest_is_asked_for(
     ],
 )
 def test_parts_of_another_model_are_refused(
-    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path, changed: Answer
+    texts: Path, answered: Answered, tmp_path: Path, changed: Answer
 ) -> None:
     answered(vectors)
     assert not encode(texts, tmp_path / "vectors", stop=True)
@@ -153,7 +154,7 @@ def test_parts_of_another_model_are_refused(
 
 
 def test_other_file_in_place_of_a_part_is_named(
-    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
+    texts: Path, answered: Answered, tmp_path: Path
 ) -> None:
     answered(vectors)
     part = tmp_path / "vectors" / "part-00000.parquet"
@@ -166,49 +167,37 @@ def test_other_file_in_place_of_a_part_is_named(
         encode(texts, part.parent)
 
 
-def test_text_that_the_server_refuses_is_an_error_and_the_others_are_encoded(
-    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
+def refusing(texts: Path, rows: slice, status: int = 422) -> Answer:
+    """Return an answer that refuses the texts of some rows."""
+    refused = {f"passage: {text}" for text in pq.read_table(texts)["text"].to_pylist()[rows]}
+
+    def answer(body: dict[str, Any]) -> httpx2.Response:
+        is_refused = not refused.isdisjoint(body["input"])
+        return httpx2.Response(status, text="no") if is_refused else vectors(body)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"), [(slice(70, 71), 413), (slice(128, 150), 422)], ids=["one", "the last"]
+)
+def test_texts_that_the_server_refuses_are_errors_and_the_others_are_encoded(
+    texts: Path, answered: Answered, tmp_path: Path, rows: slice, status: int
 ) -> None:
-    refused = pq.read_table(texts).column("text").to_pylist()[70]
-    answered(
-        lambda body: (
-            httpx2.Response(413, text="too long")
-            if f"passage: {refused}" in body["input"]
-            else vectors(body)
-        )
-    )
+    answered(refusing(texts, rows, status))
     assert encode(texts, tmp_path / "vectors")
     table = pq.read_table(tmp_path / "vectors")
     errors = {row: error for row, error in enumerate(table["error"].to_pylist()) if error}
-    assert errors == {70: "413: too long"}
-    assert table["embedding"].null_count == 1
+    assert errors == dict.fromkeys(range(150)[rows], f"{status}: no")
+    assert table["embedding"].null_count == len(errors)
 
 
 def test_part_of_which_the_server_refuses_all_texts_is_an_error(
-    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
+    texts: Path, answered: Answered, tmp_path: Path
 ) -> None:
-    first = {f"passage: {text}" for text in pq.read_table(texts).column("text").to_pylist()[:64]}
-    answered(
-        lambda body: (
-            vectors(body) if first.issuperset(body["input"]) else httpx2.Response(422, text="no")
-        )
-    )
+    answered(refusing(texts, slice(64, 150)))
     with pytest.raises(BulkError, match="refuses all of 64 texts, the first: 422: no"):
         encode(texts, tmp_path / "vectors")
-
-
-def test_last_texts_may_all_be_refused(
-    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
-) -> None:
-    last = {f"passage: {text}" for text in pq.read_table(texts).column("text").to_pylist()[128:]}
-    answered(
-        lambda body: (
-            vectors(body) if last.isdisjoint(body["input"]) else httpx2.Response(422, text="no")
-        )
-    )
-    assert encode(texts, tmp_path / "vectors")
-    errors = pq.read_table(tmp_path / "vectors")["error"].to_pylist()
-    assert errors == [None] * 128 + ["422: no"] * 22
 
 
 @pytest.mark.parametrize("key", ["secret\n", " secret", "se\tcret", "\u043a\u043b\u044e\u0447"])
@@ -221,7 +210,7 @@ def test_key_that_no_header_has_is_refused_and_not_shown(
 
 
 def test_request_is_sent_again_when_the_server_is_busy(
-    texts: Path, answered: Callable[[Answer], list[dict[str, Any]]], tmp_path: Path
+    texts: Path, answered: Answered, tmp_path: Path
 ) -> None:
     answers = iter([503, 429, *[200] * 100])
 
@@ -251,7 +240,7 @@ def test_request_is_sent_again_when_the_server_is_busy(
 )
 def test_servers_that_give_no_vectors_are_named(
     texts: Path,
-    answered: Callable[[Answer], list[dict[str, Any]]],
+    answered: Answered,
     tmp_path: Path,
     response: httpx2.Response,
     message: str,

@@ -71,6 +71,12 @@ def type_text(page: Browser, name: str, text: str) -> None:
     field.send_keys(text)
 
 
+def set_value(page: Browser, name: str, text: str) -> None:
+    """Set the value of a field at once, without the events of typing."""
+    field = f"document.querySelector('[name={name}]')"
+    page.execute_script(f"{field}.value = arguments[0]", text)
+
+
 def select(page: Browser, name: str, choice: str) -> None:
     Select(find(page, f"[name={name}]")).select_by_visible_text(choice)
 
@@ -122,6 +128,12 @@ def served(url: str, path: str, **body: object) -> Json:
 def post(url: str, path: str, **body: object) -> Json:
     """Return the response of a gradient route, whose status must be 200."""
     return served(url, f"debug/{path}", **body)
+
+
+def chip_scores(page: Browser, section: str) -> list[float]:
+    """Return the exact scores of the coloured words or tokens of a section."""
+    chips = page.find_elements(By.CSS_SELECTOR, f"#{section} .chip")
+    return [float(chip.get_attribute("data-score") or "nan") for chip in chips]
 
 
 def number(text: str) -> float:

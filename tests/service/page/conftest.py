@@ -192,3 +192,13 @@ def plain_url(
     with process("-c", _WITHOUT_EXTRAS, **settings) as started:
         _, match = lines_until(started, r"Serving .* on (http://\S+)")
         yield match[1]
+
+
+@pytest.fixture
+def shared_page(browser: Browser, plain_url: str) -> Browser:
+    """Return the page with an explanation, which is opened once for tests that change nothing."""
+    if not browser.execute_script("return window.isShared"):
+        address = f"{plain_url}/debug?model=embedding#tab=explain&run=1"
+        open_page(browser, address, has_gradients=False)
+        browser.execute_script("window.isShared = true")
+    return browser

@@ -17,6 +17,7 @@ from tests.service.page.browsing import (
     open_page,
     run,
     second_opinion,
+    set_value,
     show,
     type_text,
     until,
@@ -70,7 +71,7 @@ def violations(page: Browser) -> list[str]:
 
 def check(page: Browser) -> None:
     """Check the page as it is, on every screen."""
-    page.execute_script("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    open_details(page)
     for screen in WIDTHS:
         with shown_on(page, screen):
             check_screen(page, screen)
@@ -92,10 +93,8 @@ def check_screen(page: Browser, screen: str) -> None:
 @pytest.mark.parametrize("section", ["explain", "attribute", "questions", "flow", "parity", "vjp"])
 def test_view_has_no_violations(browser: Browser, url: str, section: str) -> None:
     page = open_page(browser, f"{url}/debug#tab={section}")
-    cotangent = json.dumps([round(math.sin(index), 2) for index in range(32)])
-    page.execute_script(
-        "document.querySelector('[name=cotangent]').value = arguments[0]", cotangent
-    )
+    cotangent = [round(math.sin(index), 2) for index in range(32)]
+    set_value(page, "cotangent", json.dumps(cotangent))
     if section == "attribute":
         for method in ("grad_x_input", "saliency", "smoothgrad", "occlusion"):
             page.execute_script(f"document.querySelector('[value={method}]').checked = true")
@@ -119,8 +118,7 @@ def test_ranking_has_no_violations(
 ) -> None:
     url = request.getfixturevalue("url" if kind == "embedding" else f"{kind}_url")
     page = open_page(browser, f"{url}/debug#tab=rank", kind)
-    passages = "w8 w9.\n\nw5 w6! w7 w8.\n\n" + "w5 w6 w7 w8! " * 200
-    page.execute_script("document.querySelector('[name=passages]').value = arguments[0]", passages)
+    set_value(page, "passages", "w8 w9.\n\nw5 w6! w7 w8.\n\n" + "w5 w6 w7 w8! " * 200)
     type_text(page, "query", "w5 w6")
     run(page, "rank")
     until(lambda: find(page, "#rank .second").get_attribute("aria-busy") == "false")
@@ -152,10 +150,8 @@ def test_problems_and_old_results_have_no_violations(browser: Browser, url: str)
 
 def test_long_texts_have_no_violations(browser: Browser, url: str) -> None:
     page = open_page(browser, f"{url}/debug#tab=explain")
-    page.execute_script("document.querySelector('[name=a]').value = 'A cat sat on it. '.repeat(12)")
-    page.execute_script(
-        "document.querySelector('[name=b]').value = 'Rain fell on a dog. '.repeat(8)"
-    )
+    set_value(page, "a", "A cat sat on it. " * 12)
+    set_value(page, "b", "Rain fell on a dog. " * 8)
     run(page, "explain")
     open_details(page)
     second_opinion(page)

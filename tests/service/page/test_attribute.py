@@ -15,6 +15,7 @@ from tests.service.page.browsing import (
     FELINE,
     Browser,
     Json,
+    chip_scores,
     find,
     number,
     open_details,
@@ -22,6 +23,7 @@ from tests.service.page.browsing import (
     post,
     run,
     select,
+    set_value,
     show,
     shows,
     texts,
@@ -33,6 +35,12 @@ from tests.service.page.browsing import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
+@pytest.fixture
+def page(browser: Browser, url: str) -> Browser:
+    """Return the newly opened page, which computes nothing by itself."""
+    return open_page(browser, f"{url}/debug#tab=explain")
+
+
 def test_tokens_show_the_scores_of_the_route_and_their_sum(page: Browser, url: str) -> None:
     show(page, "attribute")
     type_text(page, "a", "A cat on a mat")
@@ -42,8 +50,7 @@ def test_tokens_show_the_scores_of_the_route_and_their_sum(page: Browser, url: s
     until(partial(shows, page, "#attribute .cost", f"up to {cost:,} of 131,072 token steps"))
     shown = run(page, "attribute")
     result = post(url, "attribute", **body)
-    chips = page.find_elements(By.CSS_SELECTOR, "#attribute .chip")
-    scores = [float(chip.get_attribute("data-score") or "nan") for chip in chips]
+    scores = chip_scores(page, "attribute")
     assert scores == pytest.approx(result["scores"], abs=1e-5)
     words = ["[CLS]", "A", "cat", "on", "a", "mat", "[SEP]"]
     assert texts(page, "#attribute .chip .word") == words
@@ -71,11 +78,6 @@ def test_tokens_show_the_scores_of_the_route_and_their_sum(page: Browser, url: s
     until(lambda: find(page, "#attribute .chart .main-svg").is_displayed())
 
 
-def scores_of_chips(page: Browser) -> list[float]:
-    chips = page.find_elements(By.CSS_SELECTOR, "#attribute .chip")
-    return [float(chip.get_attribute("data-score") or "nan") for chip in chips]
-
-
 def test_words_and_tokens_have_the_same_sum(page: Browser, url: str) -> None:
     text = "It doesn't purr."
     show(page, "attribute")
@@ -85,14 +87,19 @@ def test_words_and_tokens_have_the_same_sum(page: Browser, url: str) -> None:
     chips = "#attribute .chip .word"
     assert texts(page, chips) == ["[CLS]", "It", "doesn't", "purr", ".", "[SEP]"]
     words = [0.0, *(word["score"] for word in result["words"]), 0.0]
-    assert scores_of_chips(page) == pytest.approx(words, abs=1e-5)
+    assert chip_scores(page, "attribute") == pytest.approx(words, abs=1e-5)
     find(page, "[name=units][value=tokens]").click()
     spelled = ["[CLS]", "It", "doesn", "'", "t", "pu", "rr", ".", "[SEP]"]
     assert texts(page, chips) == spelled
-    assert scores_of_chips(page) == pytest.approx(result["scores"], abs=1e-5)
+    assert chip_scores(page, "attribute") == pytest.approx(result["scores"], abs=1e-5)
     assert "units=tokens" in page.current_url
     restored = open_page(page, page.current_url)
     assert find(restored, "[name=units][value=tokens]").get_property("checked") is True
+
+
+def chips_of_passages(page: Browser) -> list[list[str]]:
+    rows = page.find_elements(By.CSS_SELECTOR, "#attribute .passage")
+    return [[c.text for c in row.find_elements(By.CSS_SELECTOR, ".chip .word")] for row in rows]
 
 
 def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str) -> None:
@@ -111,18 +118,16 @@ def test_reranker_has_a_query_and_a_document(browser: Browser, reranker_url: str
     shown = run(page, "attribute")
     pair = {"text": query, "text_pair": document, "target": {"type": "score"}}
     result = post(reranker_url, "attribute", **pair)
-    rows = page.find_elements(By.CSS_SELECTOR, "#attribute .passage")
-    chips = [row.find_elements(By.CSS_SELECTOR, ".chip .word") for row in rows]
-    assert [[chip.text for chip in row] for row in chips] == [
+    assert chips_of_passages(page) == [
         ["[CLS]", "w7", "w9", "[SEP]"],
         ["w21", "w5", "w33", "[SEP]"],
     ]
-    assert scores_of_chips(page) == pytest.approx(result["scores"], abs=1e-5)
+    assert chip_scores(page, "attribute") == pytest.approx(result["scores"], abs=1e-5)
     sums = [sum(w["score"] for w in result["words"] if w["text"] == index) for index in (0, 1)]
     for name, total in zip(("Query", "Document"), sums, strict=True):
         figure = re.search(rf"{name} sum (\S+)", shown)
         assert figure
-        assert float(figure[1].replace("\N{MINUS SIGN}", "-")) == pytest.approx(total, rel=0.06)
+        assert number(figure[1]) == pytest.approx(total, rel=0.06)
     assert "score (logit)" in shown
     lamps = texts(page, "#attribute .lamps .good span:last-child")
     assert lamps[0].startswith("as the served model, within ")
@@ -138,11 +143,6 @@ def test_pair_with_an_empty_text_has_a_row_for_the_other(
     assert "undefined" not in run(page, "attribute")
     assert texts(page, "#attribute .passage h4 ~ * .chip .word")[2:4] == ["w5", "w7"]
     assert find(page, "#attribute .passage h4").text.startswith("Document sum ")
-
-
-def chips_of_passages(page: Browser) -> list[list[str]]:
-    rows = page.find_elements(By.CSS_SELECTOR, "#attribute .passage")
-    return [[c.text for c in row.find_elements(By.CSS_SELECTOR, ".chip .word")] for row in rows]
 
 
 def test_margin_over_another_document_has_a_row_for_each_text(
@@ -163,7 +163,9 @@ def test_margin_over_another_document_has_a_row_for_each_text(
     scores = result["scores"]
     # The query is read with both documents: its tokens have the sums of their scores.
     both = [a + b for a, b in zip(scores[:4], scores[8:12], strict=True)]
-    assert scores_of_chips(page) == pytest.approx([*both, *scores[4:8], *scores[12:]], abs=1e-5)
+    assert chip_scores(page, "attribute") == pytest.approx(
+        [*both, *scores[4:8], *scores[12:]], abs=1e-5
+    )
     headings = ["Query sum", "Document sum", "Other document sum"]
     assert [text.rsplit(" ", 1)[0] for text in texts(page, ".passage h4")] == headings
     totals = [number(text.split()[-1]) for text in texts(page, ".passage h4")]
@@ -188,7 +190,7 @@ def test_multi_vector_model_has_maxsim_and_its_alignment(browser: Browser, multi
     ends = [["[SEP]", *["[MASK]"] * 6], ["[SEP]"]]
     rows = chips_of_passages(page)
     assert rows == [s + w + e for s, w, e in zip(special, words, ends, strict=True)]
-    assert scores_of_chips(page) == pytest.approx(result["scores"], abs=1e-5)
+    assert chip_scores(page, "attribute") == pytest.approx(result["scores"], abs=1e-5)
     assert f"MaxSim\n{result['value']:.4f}" in shown
     assert f"Document: MaxSim {result['value']:.4f}" in texts(page, "#attribute caption")
     cells = texts(page, "#attribute .columns td")
@@ -229,7 +231,7 @@ def test_classifier_has_labels_and_an_optional_second_text(
     shown = run(page, "attribute")
     target = {"type": "label", "label": "happy", "versus": "sad"}
     result = post(classifier_url, "attribute", text="w5 w6 w7", target=target)
-    assert scores_of_chips(page) == pytest.approx(result["scores"], abs=1e-5)
+    assert chip_scores(page, "attribute") == pytest.approx(result["scores"], abs=1e-5)
     value = f"{result['value']:.4f}".replace("-", "\N{MINUS SIGN}")
     assert f"logit of happy \N{MINUS SIGN} sad\n{value}" in shown
     type_text(page, "b", "w33 w8")
@@ -282,17 +284,16 @@ def test_margin_dot_and_smoothgrad_options_are_those_of_the_api(page: Browser, u
     result = post(url, "attribute", text=CAT, target=target, **options)
     words = [0.0, *(word["score"] for word in result["words"]), 0.0]
     special = [result["scores"][0], *words[1:-1], result["scores"][-1]]
-    assert scores_of_chips(page) == pytest.approx(special, abs=1e-5)
+    assert chip_scores(page, "attribute") == pytest.approx(special, abs=1e-5)
     select(page, "target", "dot product with a vector")
     vector = [round(math.cos(index), 2) for index in range(32)]
-    field = "document.querySelector('[name=vector]')"
-    page.execute_script(f"{field}.value = arguments[0]", json.dumps(vector))
+    set_value(page, "vector", json.dumps(vector))
     find(page, "[value=occlusion]").click()
     find(page, "[value=smoothgrad]").click()
     run(page, "attribute")
     target = {"type": "dot", "vector": vector}
     result = post(url, "attribute", text=CAT, target=target, method="occlusion")
-    assert sum(scores_of_chips(page)) == pytest.approx(result["sum"], abs=1e-4)
+    assert sum(chip_scores(page, "attribute")) == pytest.approx(result["sum"], abs=1e-4)
 
 
 def test_path_plot_has_only_evaluated_points(page: Browser, url: str) -> None:
@@ -318,14 +319,14 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_numbers_on_colours_have_contrast(page: Browser, scheme: str) -> None:
+def test_numbers_on_colours_have_contrast(shared_page: Browser, scheme: str) -> None:
     features = [{"name": "prefers-color-scheme", "value": scheme}]
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-    colours = page.execute_script(
+    shared_page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    colours = shared_page.execute_script(
         "return import('./debug/assets/colours.js').then(({diverging}) => "
         "Array.from({length: 201}, (_, index) => diverging(index / 100 - 1, 1)))"
     )
-    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+    shared_page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
     for pair in colours:
         dark, bright = sorted(luminance(pair[name]) for name in ("background", "color"))
         assert (bright + 0.05) / (dark + 0.05) >= 4.5, pair

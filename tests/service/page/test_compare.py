@@ -78,14 +78,13 @@ def test_neighbours_and_layers_of_two_models_are_compared(
         assert float(lowest) == pytest.approx(min(similarities), abs=1e-5)
 
 
-def test_safetensors_are_read_as_by_their_library(browser: Browser, url: str) -> None:
-    page = open_page(browser, f"{url}/debug#tab=compare")
+def test_safetensors_are_read_as_by_their_library(shared_page: Browser) -> None:
     rng = np.random.default_rng(0)
     tensors = {
         "0/a": rng.normal(size=(3, 2)).astype(np.float32),
         "1/b": np.array([np.inf, -0.0, 1e-42], np.float32),
     }
-    read = page.execute_script(
+    read = shared_page.execute_script(
         "const bytes = new Uint8Array(arguments[0]).buffer;"
         "return import('./debug/assets/safetensors.js').then(({parseSafetensors}) => {"
         "const {tensors, metadata} = parseSafetensors(bytes);"

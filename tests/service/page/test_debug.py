@@ -19,12 +19,14 @@ from tests.service.page.browsing import (
     FELINE,
     Browser,
     Json,
+    chip_scores,
     find,
     number,
     open_page,
     post,
     run,
     select,
+    set_value,
     show,
     texts,
     type_text,
@@ -34,6 +36,12 @@ from tests.service.page.conftest import served
 
 # A browser and torch may start slowly: the timeout only bounds a hang.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@pytest.fixture
+def page(browser: Browser, url: str) -> Browser:
+    """Return the newly opened page, which computes nothing by itself."""
+    return open_page(browser, f"{url}/debug#tab=explain")
 
 
 def test_flow_shows_gradient_sizes_and_the_first_non_finite_number(page: Browser) -> None:
@@ -50,12 +58,14 @@ def test_flow_shows_gradient_sizes_and_the_first_non_finite_number(page: Browser
     assert "NaN" in texts(page, "#flow td")
 
 
-def test_flow_names_the_token_of_the_first_non_finite_number(page: Browser, url: str) -> None:
+def test_flow_names_the_token_of_the_first_non_finite_number(
+    shared_page: Browser, url: str
+) -> None:
     # The drawing alone: no text of the small model overflows in the forward pass.
     flow = post(url, "flow", texts=[CAT, FELINE], objective={"type": "cosine"})
     assert [t["token"] for t in flow["tokens"][1][1:3]] == ["a", "fe"]
     flow["first_nonfinite"] = {"phase": "forward", "step": "layers.0.sum1", "row": 1, "token": 2}
-    sentence = page.execute_script(
+    sentence = shared_page.execute_script(
         "return import('./debug/assets/flow.js').then(({drawFlow}) => "
         "drawFlow([{result: arguments[0]}]).map((node) => node.textContent).join(' '))",
         flow,
@@ -109,8 +119,7 @@ def test_flow_has_every_objective_of_the_api(page: Browser, url: str, objective:
     vector = [round(math.sin(index), 2) for index in range(32)]
     vectors = {"mnrl": [], "dot": [vector]}.get(objective, [vector] * 4)
     assert find(page, "[name=vectors]").is_displayed() == bool(vectors)
-    field = "document.querySelector('[name=vectors]')"
-    page.execute_script(f"{field}.value = arguments[0]", "\n".join(map(json.dumps, vectors)))
+    set_value(page, "vectors", "\n".join(map(json.dumps, vectors)))
     shown = run(page, "flow")
     given: Json = {"dot": {"vector": vector}, "mnrl": {}}.get(objective, {"vectors": vectors})
     all_texts = [CAT, FELINE, *more]
@@ -173,8 +182,7 @@ def test_wrong_operator_is_named_with_its_place_and_error(page: Browser, result:
     select(page, "rows", "own rows and results")
     find(page, "#layernorm summary").click()
     select(page, "dtype", "float64")
-    own = json.dumps({**rows, "candidate": given})
-    page.execute_script("document.querySelector('[name=own]').value = arguments[0]", own)
+    set_value(page, "own", json.dumps({**rows, "candidate": given}))
     shown = run(page, "layernorm")
     assert "An implementation is wrong on these rows." in shown
     names = {"out": "out (y)", "dgamma": "dgamma (dweight)", "dbeta": "dbeta (dbias)"}
@@ -226,8 +234,9 @@ def test_parity_lists_the_files_that_changed_first(
         assert "1 of" in shown
 
 
-def test_parity_names_one_wrong_weight(page: Browser, url: str) -> None:
+def test_parity_names_one_wrong_weight(browser: Browser, url: str) -> None:
     """The drawing of a response in which one weight differs."""
+    page = open_page(browser, f"{url}/debug#tab=explain&run=1")
     parity = post(url, "parity")
     weight = parity["weights"][3]
     weight.update(max_abs=0.25, status="differs")
@@ -247,14 +256,11 @@ def test_parity_names_one_wrong_weight(page: Browser, url: str) -> None:
 def test_vector_jacobian_product_has_the_numbers_of_the_api(page: Browser, url: str) -> None:
     cotangent = [round(math.sin(index), 2) for index in range(32)]
     show(page, "vjp")
-    field = "document.querySelector('[name=cotangent]')"
-    page.execute_script(f"{field}.value = arguments[0]", json.dumps(cotangent))
+    set_value(page, "cotangent", json.dumps(cotangent))
     run(page, "vjp")
     result = post(url, "vjp", text=CAT, cotangent=cotangent)
-    chips = page.find_elements(By.CSS_SELECTOR, "#vjp .chip")
-    found = [float(chip.get_attribute("data-score") or "nan") for chip in chips]
-    assert found == pytest.approx(result["gradient"], rel=1e-4)
-    page.execute_script(f"{field}.value = '1 2'")
+    assert chip_scores(page, "vjp") == pytest.approx(result["gradient"], rel=1e-4)
+    set_value(page, "cotangent", "1 2")
     run(page, "vjp")
     assert find(page, "#vjp .problem").text.startswith("Cotangent: the vector has 2 numbers")
 
@@ -264,10 +270,7 @@ def test_sizes_that_are_not_finite_have_the_colour_of_problems(page: Browser) ->
         "return import('./debug/assets/colours.js').then(({ colour }) => colour('bad'))"
     )
     show(page, "vjp")
-    cotangent = " ".join(["3e38"] * 32)
-    page.execute_script(
-        "document.querySelector('[name=cotangent]').value = arguments[0]", cotangent
-    )
+    set_value(page, "cotangent", " ".join(["3e38"] * 32))
     run(page, "vjp")
     chips = page.find_elements(By.CSS_SELECTOR, "#vjp .chip")
     assert {chip.get_attribute("data-score") for chip in chips} == {"Infinity"}

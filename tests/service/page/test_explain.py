@@ -296,15 +296,12 @@ def test_number_beside_a_text_that_is_cut_is_checked_with_its_part(
     assert "was left out before" not in find(page, "#whatif").text
 
 
-def test_numbers_that_were_not_measured_are_said_to_be_missing(
-    browser: Browser, plain_url: str
-) -> None:
+def test_numbers_that_were_not_measured_are_said_to_be_missing(shared_page: Browser) -> None:
     """The drawing of a response of a model without a result for the empty text."""
-    page = opened(browser, plain_url, "embedding")
     unit = {"start": 0, "end": 3, "left_out": None, "alone": None, "rank": 1}
     text = {"start": 0, "end": 3, "whole": 0.5, "empty": None, "by": "words", "units": [unit]}
     result = {"kind": "cosine", "scores": [0.5], "explanations": [{"texts": [text, text]}]}
-    shown = page.execute_script(
+    shown = shared_page.execute_script(
         "return import('./debug/assets/deletion.js').then(({deletionCard}) => {"
         "const card = deletionCard({path: 'score', body: {queries: 'cat', documents: ['cat']}, "
         "result: arguments[0]}, {kind: 'embedding'});"
@@ -366,20 +363,16 @@ def test_words_of_hebrew_and_arabic_run_from_right_to_left(
 
 
 @pytest.mark.parametrize("length", [60, 61])
-def test_long_words_are_shortened_by_code_points(
-    browser: Browser, plain_url: str, length: int
-) -> None:
-    page = opened(browser, plain_url, "embedding")
+def test_long_words_are_shortened_by_code_points(shared_page: Browser, length: int) -> None:
     content = "\N{GRINNING FACE}" * length
-    quoted = page.execute_script(
+    quoted = shared_page.execute_script(
         "return import('./debug/assets/deletion.js').then(({quoted}) => quoted(arguments[0]))",
         {"content": content},
     )
     assert quoted == f"“{content[:60]}{'…' * (length > 60)}”"
 
 
-def test_words_are_struck_out_by_the_rule_of_the_service(browser: Browser, plain_url: str) -> None:
-    page = opened(browser, plain_url, "embedding")
+def test_words_are_struck_out_by_the_rule_of_the_service(shared_page: Browser) -> None:
     contents = ["The cat sat.", " a  b ", "a\u2003b\n\nc", "w", "(a) b\x85"]
     contents += ["\N{CAT FACE} x\ufeff y", "it's 3.14", "\x1fa b"]
     variants = [
@@ -387,7 +380,7 @@ def test_words_are_struck_out_by_the_rule_of_the_service(browser: Browser, plain
         for text in contents
         for start, end in unit_spans(text, "words")
     ]
-    actual = page.execute_script(
+    actual = shared_page.execute_script(
         "return import('./debug/assets/tokens.js').then(({without}) => "
         "arguments[0].map(([text, unit]) => without(text, [unit])))",
         variants,
@@ -395,7 +388,7 @@ def test_words_are_struck_out_by_the_rule_of_the_service(browser: Browser, plain
     assert actual == [expected for *_, expected in variants]
 
 
-@pytest.mark.parametrize("word", ["cat", "The", "mat", "."])
+@pytest.mark.parametrize("word", ["cat", "."])
 def test_struck_word_has_the_number_of_the_explanation(
     browser: Browser, plain_url: str, word: str
 ) -> None:
@@ -405,12 +398,7 @@ def test_struck_word_has_the_number_of_the_explanation(
     until(lambda: texts(page, "#whatif td"))
     ((name, before, after, difference),) = cells(page, "Result of the served model")
     assert name == "cosine similarity"
-    rest = {
-        "cat": "The sat on the mat.",
-        "The": "cat sat on the mat.",
-        "mat": "The cat sat on the .",
-        ".": "The cat sat on the mat",
-    }[word]
+    rest = {"cat": "The sat on the mat.", ".": "The cat sat on the mat"}[word]
     assert find(page, "[name=edited-a]").get_property("value") == rest
     (expected,) = scored(plain_url, "embedding", rest, FELINE)["scores"]
     assert float(after) == pytest.approx(expected, abs=TOLERANCE)
@@ -476,10 +464,7 @@ def test_edited_text_moves_score_rank_and_labels(browser: Browser, plain_url: st
         assert value == pytest.approx(label["score"], abs=TOLERANCE)
 
 
-def test_edited_text_moves_the_explained_label_and_labels_of_one_name(
-    browser: Browser, plain_url: str
-) -> None:
-    page = opened(browser, plain_url, "classifier")
+def test_edited_text_moves_the_explained_label_and_labels_of_one_name(shared_page: Browser) -> None:
     before = [("a", 0.3), ("b", 0.2), ("a", 0.15), ("c", 0.1), ("d", 0.09), ("e", 0.08)]
     before.append(("f", 0.07))
     after = [("f", 0.4), ("a", 0.3), ("e", 0.1), ("d", 0.09), ("c", 0.05), ("b", 0.04)]
@@ -488,7 +473,7 @@ def test_edited_text_moves_the_explained_label_and_labels_of_one_name(
         {"labels": [[{"label": label, "score": score} for label, score in labels]]}
         for labels in (before, after)
     ]
-    rows = page.execute_script(
+    rows = shared_page.execute_script(
         "const [before, after] = arguments[0].map((own) => Response.json(own));"
         "const { fetch } = window;"
         "window.fetch = async (_, { body }) => (body.includes('edited') ? after : before);"

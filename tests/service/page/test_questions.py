@@ -76,12 +76,12 @@ def metrics_of(page: Browser) -> dict[str, float]:
     return dict(zip(names, map(number, values), strict=True))
 
 
-def test_metrics_equal_those_of_scikit_learn(plain_page: Browser) -> None:
+def test_metrics_equal_those_of_scikit_learn(shared_page: Browser) -> None:
     rng = np.random.default_rng(0)
     scores, graded = rng.normal(size=(50, 14)), rng.integers(0, 4, (50, 14))
     expected = rng.integers(0, 14, 50)
     single = np.eye(14, dtype=int)[expected]
-    means = plain_page.execute_script(
+    means = shared_page.execute_script(
         "const [scores, graded, single] = arguments;"
         "return import('./debug/assets/metrics.js').then((own) => {"
         "const rankings = (all) => scores.map((row, index) => own.judgedRanking(row, all[index]));"
@@ -103,8 +103,8 @@ def test_metrics_equal_those_of_scikit_learn(plain_page: Browser) -> None:
     )
 
 
-def test_equal_scores_count_against_the_expected_documents(plain_page: Browser) -> None:
-    ranking = called(plain_page, "metrics", "judgedRanking", [0.5, 0.5, 0.5], [1, 0, 0])
+def test_equal_scores_count_against_the_expected_documents(shared_page: Browser) -> None:
+    ranking = called(shared_page, "metrics", "judgedRanking", [0.5, 0.5, 0.5], [1, 0, 0])
     assert ranking["rank"] == 3
     assert ranking["margin"] == 0
 
@@ -153,7 +153,7 @@ def test_failures_have_the_ranks_and_margins_of_score(
     assert first in ranked[0]
 
 
-def test_csv_has_the_same_questions_as_json_lines(plain_page: Browser) -> None:
+def test_csv_has_the_same_questions_as_json_lines(shared_page: Browser) -> None:
     questions: list[Json] = [
         {
             "query": 'Who said "no, never"?',
@@ -170,7 +170,7 @@ def test_csv_has_the_same_questions_as_json_lines(plain_page: Browser) -> None:
             relevance = int(index in np.atleast_1d(question["expected"]))
             writer.writerow([relevance, "x", question["query"], document])
     parsed = [
-        called(plain_page, "question_file", "parseQuestions", content)
+        called(shared_page, "question_file", "parseQuestions", content)
         for content in ("\ufeff" + written.getvalue(), lines_of(questions))
     ]
     assert [found["problems"] for found in parsed] == [[], []]
@@ -183,28 +183,34 @@ def test_csv_has_the_same_questions_as_json_lines(plain_page: Browser) -> None:
 HEAD = "query,document,relevance\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ('{"query": "a", "documents": ["b"], "expected": 0}\n{"query"', "line 2: it is not JSON"),
-        ('{"documents": ["b"], "expected": 0}', "line 1: “query” must be a text"),
-        ('\n{"query": "a", "documents": [], "expected": 0}', "line 2: “documents” must be"),
-        ('{"query": "a", "documents": ["b"], "expected": 1}', "line 1: “expected” must be"),
-        ('{"query": "a", "documents": ["b"], "expected": []}', "line 1: “expected” must be"),
-        ('{"query": "a", "documents": ["b"]}', "line 1: “expected” must be"),
-        ("question,document\na,b", "line 1: the header must name the columns"),
-        (f"{HEAD}a,b,1\na,c,yes", "line 3: the relevance must be"),
-        (f"{HEAD}a,b,-1", "line 2: the relevance must be"),
-        (f"{HEAD}a,b,0\na,c,0", "line 2: no document of this query"),
-        (f'{HEAD}a,"b\nc",1\na', "line 4: 1 cell, and the header has 3"),
-        (f'{HEAD}a,b,1\na,"c,1', "line 3: a quote is not closed"),
-        ('"query,document,relevance', "line 1: a quote is not closed"),
-        ('[{"query": "a", "documents": ["b"], "expected": 0}]', "line 1: “query” must be a text"),
-        (f"{HEAD}a,,1", "line 2: it must have a query and a document"),
-        (f"{HEAD}a,b,1\na,c,0,more", "line 3: 4 cells, and the header has 3"),
-    ],
-)
-def test_wrong_line_of_a_file_is_named(plain_page: Browser, content: str, problem: str) -> None:
+WRONG = [
+    ('{"query": "a", "documents": ["b"], "expected": 0}\n{"query"', "line 2: it is not JSON"),
+    ('{"documents": ["b"], "expected": 0}', "line 1: “query” must be a text"),
+    ('\n{"query": "a", "documents": [], "expected": 0}', "line 2: “documents” must be"),
+    ('{"query": "a", "documents": ["b"], "expected": 1}', "line 1: “expected” must be"),
+    ('{"query": "a", "documents": ["b"], "expected": []}', "line 1: “expected” must be"),
+    ('{"query": "a", "documents": ["b"]}', "line 1: “expected” must be"),
+    ("question,document\na,b", "line 1: the header must name the columns"),
+    (f"{HEAD}a,b,1\na,c,yes", "line 3: the relevance must be"),
+    (f"{HEAD}a,b,-1", "line 2: the relevance must be"),
+    (f"{HEAD}a,b,0\na,c,0", "line 2: no document of this query"),
+    (f'{HEAD}a,"b\nc",1\na', "line 4: 1 cell, and the header has 3"),
+    (f'{HEAD}a,b,1\na,"c,1', "line 3: a quote is not closed"),
+    ('"query,document,relevance', "line 1: a quote is not closed"),
+    ('[{"query": "a", "documents": ["b"], "expected": 0}]', "line 1: “query” must be a text"),
+    (f"{HEAD}a,,1", "line 2: it must have a query and a document"),
+    (f"{HEAD}a,b,1\na,c,0,more", "line 3: 4 cells, and the header has 3"),
+]
+
+
+def test_wrong_lines_of_files_are_named(shared_page: Browser) -> None:
+    for content, problem in WRONG:
+        (first, *_) = called(shared_page, "question_file", "parseQuestions", content)["problems"]
+        assert first.startswith(problem)
+
+
+def test_wrong_line_is_a_problem_of_the_field(plain_page: Browser) -> None:
+    content, problem = WRONG[0]
     show(plain_page, "questions")
     fill(plain_page, content)
     assert problem in find(plain_page, "#questions-read").text

@@ -110,11 +110,10 @@ def test_words_of_a_single_sentence_are_coloured(browser: Browser, minilm_url: s
         assert [unit.text for unit in units] == expected
 
 
-def test_passage_is_named_by_its_first_words_or_letters(browser: Browser, minilm_url: str) -> None:
-    page = open_page(browser, f"{minilm_url}/debug", has_gradients=False)
+def test_passage_is_named_by_its_first_words_or_letters(shared_page: Browser) -> None:
     letters = "\N{CJK UNIFIED IDEOGRAPH-732B}" * 60  # of a language without spaces
     contents = [letters, letters[:50], "a  b", "a b c d e f", "a b c d e f g"]
-    names = page.execute_script(
+    names = shared_page.execute_script(
         "return import('./debug/assets/rank.js').then(({nameOfPassage}) => "
         "arguments[0].map((text) => nameOfPassage([{id: null, text}], 0)))",
         contents,

@@ -12,6 +12,7 @@ from tests.service.page.browsing import (
     find,
     open_page,
     served,
+    set_value,
     shows,
     texts,
     until,
@@ -32,46 +33,45 @@ from tests.service.page.ranking import (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("one\n\ntwo\nlines\n \n\nthree", [("one", None), ("two\nlines", None), ("three", None)]),
-        ('"one"\n{"text": "two\\n\\n", "id": 7}', [("one", None), ("two\n\n", "7")]),
-        ('{"text": "one", "id": 1234567890123456789}', [("one", "1234567890123456789")]),
-        (
-            '{"passage": "a"}\n{"document": "b"}\n{"content": "c"}',
-            [("a", None), ("b", None), ("c", None)],
-        ),
-        (
-            'id,text\nx,"a, ""b""\nc"\ny,d',
-            [("a, “b”\nc".replace("“", '"').replace("”", '"'), "x"), ("d", "y")],
-        ),
-        ("Content\na\nb", [("a", None), ("b", None)]),
-        ('text\n"a\n\nb"', [("a\n\nb", None)]),
-        ("Content", [("Content", None)]),
-        ("Content\n\na", [("Content", None), ("a", None)]),
-        (
-            '"Yes," she said.\n\nText, or passage.',
-            [('"Yes," she said.', None), ("Text, or passage.", None)],
-        ),
-    ],
-)
-def test_passages_are_read_by_the_format_of_their_text(
-    page: Browser, text: str, expected: list[tuple[str, str | None]]
-) -> None:
+PASSAGES_OF: list[tuple[str, list[tuple[str, str | None]]]] = [
+    ("one\n\ntwo\nlines\n \n\nthree", [("one", None), ("two\nlines", None), ("three", None)]),
+    ('"one"\n{"text": "two\\n\\n", "id": 7}', [("one", None), ("two\n\n", "7")]),
+    ('{"text": "one", "id": 1234567890123456789}', [("one", "1234567890123456789")]),
+    (r'"\"one\""', [('"one"', None)]),
+    (
+        '{"passage": "a"}\n{"document": "b"}\n{"content": "c"}',
+        [("a", None), ("b", None), ("c", None)],
+    ),
+    (
+        'id,text\nx,"a, ""b""\nc"\ny,d',
+        [("a, “b”\nc".replace("“", '"').replace("”", '"'), "x"), ("d", "y")],
+    ),
+    ("Content\na\nb", [("a", None), ("b", None)]),
+    ('text\n"a\n\nb"', [("a\n\nb", None)]),
+    ("Content", [("Content", None)]),
+    ("Content\n\na", [("Content", None), ("a", None)]),
+    (
+        '"Yes," she said.\n\nText, or passage.',
+        [('"Yes," she said.', None), ("Text, or passage.", None)],
+    ),
+]
+
+
+def test_passages_are_read_by_the_format_of_their_text(shared_page: Browser) -> None:
     again = "writePassages(readPassages(arguments[0]))"
-    for source in ("arguments[0]", again):
-        actual = page.execute_script(
-            "return import('./debug/assets/rank_passages.js').then("
-            f"({{readPassages, writePassages}}) => readPassages({source}))",
-            text,
-        )
-        assert [(own["text"], own["id"]) for own in actual] == expected
+    for text, expected in PASSAGES_OF:
+        for source in ("arguments[0]", again):
+            actual = shared_page.execute_script(
+                "return import('./debug/assets/rank_passages.js').then("
+                f"({{readPassages, writePassages}}) => readPassages({source}))",
+                text,
+            )
+            assert [(own["text"], own["id"]) for own in actual] == expected
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
+def test_wrong_passages_are_named(browser: Browser, plain_url: str) -> None:
+    page = open_page(browser, f"{plain_url}/debug#tab=rank", has_gradients=False)
+    for text, problem in (
         ('"a"\n"b"\nc', "line 3 of the passages is not JSON"),
         (
             '{"text": "a"}\n\n{"body": "b"}',
@@ -81,17 +81,12 @@ def test_passages_are_read_by_the_format_of_their_text(
         ('text,id\n"a,1', "line 2 of the passages: a quote is not closed"),
         ("\n\n".join(["a"] * 51), "51 passages; the limit of this view is 50"),
         (" ", "write at least one passage"),
-    ],
-)
-def test_wrong_passages_are_named(
-    browser: Browser, plain_url: str, text: str, problem: str
-) -> None:
-    page = open_page(browser, f"{plain_url}/debug#tab=rank", has_gradients=False)
-    page.execute_script("document.querySelector('[name=passages]').value = arguments[0]", text)
-    until(lambda: find(page, "#rank .go").is_enabled())
-    find(page, "#rank .go").click()
-    until(partial(shows, page, "#rank > .problem", f"Passages: {problem}"))
-    assert find(page, "[name=passages]").get_attribute("aria-invalid") == "true"
+    ):
+        set_value(page, "passages", text)
+        until(lambda: find(page, "#rank .go").is_enabled())
+        find(page, "#rank .go").click()
+        until(partial(shows, page, "#rank > .problem", f"Passages: {problem}"))
+        assert find(page, "[name=passages]").get_attribute("aria-invalid") == "true"
 
 
 def test_file_is_read_into_the_field(

@@ -256,12 +256,12 @@ def test_problem_of_a_gradient_job_is_said_in_its_place(page: Browser) -> None:
     ],
 )
 def test_verdict_is_by_rank_correlation_and_opposite_signs(
-    page: Browser, order: float | None, share: float | None, verdict: str | None
+    shared_page: Browser, order: float | None, share: float | None, verdict: str | None
 ) -> None:
     zeros = {"comprehensiveness": 0.2, "sufficiency": 0.2}
     measured: Json = {"units": "words", "points": [], **zeros, "random": zeros}
     measured |= {"rank_correlation": order, "opposite_signs": share}
-    marks = page.execute_script(
+    marks = shared_page.execute_script(
         "return import('./debug/assets/faithfulness.js').then(({faithfulness}) => "
         "[...faithfulness({faithfulness: arguments[0]})[0].querySelectorAll(':scope > p .mark')]"
         ".map(({textContent}) => textContent))",
@@ -280,7 +280,7 @@ def test_verdict_is_by_rank_correlation_and_opposite_signs(
     ],
 )
 def test_labels_of_a_softmax_alone_are_explained_against_the_next_one(
-    page: Browser, activation: str, other: str, versus: str | None
+    shared_page: Browser, activation: str, other: str, versus: str | None
 ) -> None:
     """Sigmoids of independent labels can add up to 1 too, and two labels can have one name."""
     labels = [{"label": "toxic", "score": 0.9998}, {"label": other, "score": 0.0002}]
@@ -290,7 +290,7 @@ def test_labels_of_a_softmax_alone_are_explained_against_the_next_one(
         "info": {"activation": activation},
         "gradients": {"targets": ["label"], "routes": [], "baselines": ["pad"]},
     }
-    (target,) = page.execute_script(
+    (target,) = shared_page.execute_script(
         "return import('./debug/assets/second.js').then(({secondRequests}) => "
         "secondRequests({a: 'text', b: '', c: ''}, arguments[0], [arguments[1]])"
         ".map(({body}) => body.target))",

@@ -24,13 +24,6 @@ from tests.service.page.test_accessibility import shown_on
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
-@pytest.fixture
-def plain_page(browser: Browser, plain_url: str) -> Browser:
-    return open_page(
-        browser, f"{plain_url}/debug?model=embedding#tab=explain&run=1", has_gradients=False
-    )
-
-
 def value_of(page: Browser, module: str, expression: str, *values: object) -> str:
     """Return the text of an expression with a module of the page, `own`, and `values`."""
     value: str = page.execute_script(
@@ -81,8 +74,8 @@ def difference_run() -> Json:
     )
 
 
-def test_words_of_two_documents_speak_for_one_of_them(plain_page: Browser) -> None:
-    shown = card(plain_page, difference_run())
+def test_words_of_two_documents_speak_for_one_of_them(shared_page: Browser) -> None:
+    shown = card(shared_page, difference_run())
     # "the" lowers the score of the other document, and so speaks for the first one.
     assert "“cat” (text B) and “the” (text C) speak most for text B." in shown
     assert "“dog” (text C) and “pet” (text A) speak most for text C." in shown
@@ -90,47 +83,48 @@ def test_words_of_two_documents_speak_for_one_of_them(plain_page: Browser) -> No
     assert "A word that raises the score of text C lowers the difference" in shown
 
 
-def test_titles_with_two_documents_are_neutral(plain_page: Browser) -> None:
-    page = plain_page
+def test_titles_with_two_documents_are_neutral(browser: Browser, plain_url: str) -> None:
+    address = f"{plain_url}/debug?model=embedding#tab=explain&run=1"
+    page = open_page(browser, address, has_gradients=False)
     assert find(page, "#explain h2").text == "Why are these two texts similar?"
     type_text(page, "c", "A dog ran.")
     assert find(page, "#explain h2").text == "Why is text A closer to one of texts B and C?"
     assert card(page, difference_run()).startswith("Words that speak for text B or for text C")
 
 
-def test_answer_with_two_documents_is_the_difference(plain_page: Browser) -> None:
+def test_answer_with_two_documents_is_the_difference(shared_page: Browser) -> None:
     drawn = "own.drawExplanation([values[0]], {}, {kind: 'embedding'}).firstChild.textContent"
-    shown = value_of(plain_page, "explain", drawn, difference_run())
+    shown = value_of(shared_page, "explain", drawn, difference_run())
     assert shown.startswith("+0.2500 difference in cosine similarity")
     assert "Text B ranks above text C, whose score is 0.2500." in shown
     assert "The cosine similarity of text B is 0.5000." in shown
 
 
-def test_word_that_was_measured_for_one_document_alone_is_said_to_be(plain_page: Browser) -> None:
+def test_word_that_was_measured_for_one_document_alone_is_said_to_be(shared_page: Browser) -> None:
     run = score_run({"pet": 0.1, "?": 0.1}, {"cat": 0.3}, {"pet": 0.2, "?": None}, {"dog": 0.2})
-    assert ", or it was measured for one of the documents alone" in card(plain_page, run)
+    assert ", or it was measured for one of the documents alone" in card(shared_page, run)
     run = score_run({"pet": 0.1, "?": None}, {"cat": 0.3})
-    assert "“\N{EN DASH}” was not measured" in card(plain_page, run)
-    assert "for one of the documents alone" not in card(plain_page, run)
+    assert "“\N{EN DASH}” was not measured" in card(shared_page, run)
+    assert "for one of the documents alone" not in card(shared_page, run)
 
 
 def test_first_document_that_is_not_explained_is_named_beside_both_scores(
-    plain_page: Browser,
+    shared_page: Browser,
 ) -> None:
     run = difference_run()
     run["result"]["explanations"][0] = None  # the tokens of the request suffice for the other alone
     drawn = "own.drawExplanation([values[0]], {}, {kind: 'embedding'}).textContent"
-    shown = value_of(plain_page, "explain", drawn, run)
+    shown = value_of(shared_page, "explain", drawn, run)
     assert shown.startswith("+0.2500 difference in cosine similarity")
     assert "The tokens of a request do not suffice to explain text B" in shown
     asked = "String(own.secondRequests({}, {kind: 'embedding', gradients: {}}, [values[0]]).length)"
-    assert value_of(plain_page, "second", asked, run) == "0"
+    assert value_of(shared_page, "second", asked, run) == "0"
 
 
 @pytest.mark.parametrize("kind", ["embedding", "multi"])
 @pytest.mark.parametrize("has_other", [True, False])
 def test_second_opinion_is_of_a_difference_only_if_the_first_answer_is(
-    plain_page: Browser, kind: str, has_other: bool
+    shared_page: Browser, kind: str, has_other: bool
 ) -> None:
     run = difference_run()
     if not has_other:
@@ -140,7 +134,7 @@ def test_second_opinion_is_of_a_difference_only_if_the_first_answer_is(
     gradients = {"routes": ["attribute"], "targets": ["maxsim"], "baselines": ["pad"]}
     model = {"kind": kind, "similarity": "cosine", "prompts": [], "gradients": gradients}
     sent = value_of(
-        plain_page,
+        shared_page,
         "second",
         "JSON.stringify(own.secondRequests(values[0], values[1], [values[2]]))",
         inputs,
@@ -153,21 +147,21 @@ def test_second_opinion_is_of_a_difference_only_if_the_first_answer_is(
     assert others == ({"dog the"} if has_other else {None})
 
 
-def test_emoji_and_flags_are_named_as_words_are(plain_page: Browser) -> None:
+def test_emoji_and_flags_are_named_as_words_are(shared_page: Browser) -> None:
     family, flag = "\U0001f469\u200d\U0001f467", "\U0001f1e9\U0001f1ea"
-    shown = card(plain_page, score_run({"love": 0.1, family: 0.3}, {flag: -0.2, "!": 0.9}))
+    shown = card(shared_page, score_run({"love": 0.1, family: 0.3}, {flag: -0.2, "!": 0.9}))
     assert f"“{family}” (text A) and “love” (text A) raise" in shown
     assert f"“{flag}” (text B) lowers it most." in shown
 
 
-def test_word_reorders_nothing_of_the_sentence_around_it(plain_page: Browser) -> None:
+def test_word_reorders_nothing_of_the_sentence_around_it(shared_page: Browser) -> None:
     # The second one ends the isolate around it.
     words: Words = {"a\u202ecat": 0.3, "\u2069\u202edog": 0.2}
-    shown = card(plain_page, score_run(words, {"b": 0.1}))
+    shown = card(shared_page, score_run(words, {"b": 0.1}))
     assert "“a\\u202ecat” (text A), “\\u2069\\u202edog” (text A) and “b” (text B) raise" in shown
     hebrew, other_script, with_mark = "\u05d7\u05ea\u05d5\u05dc", "\u07ca\U0001e900", "cat\u200f"
     for word in (hebrew, other_script, with_mark):
-        shown = card(plain_page, score_run({word: 0.3}, {"b": 0.1}))
+        shown = card(shared_page, score_run({word: 0.3}, {"b": 0.1}))
         assert f"“\u2068{word}\u2069” (text A) and “b” (text B) raise" in shown
     # Between letters of Hebrew and the number, the colon would be on the other side of both.
     drawn = (
@@ -176,24 +170,24 @@ def test_word_reorders_nothing_of_the_sentence_around_it(plain_page: Browser) ->
         "return node.querySelector('p').textContent; }"
     )
     unit = {"text": 0, "content": hebrew, "spelled": hebrew}
-    readout = value_of(plain_page, "tokens", drawn, unit)
+    readout = value_of(shared_page, "tokens", drawn, unit)
     assert readout == f"\u2068{hebrew}\u2069 (\u2068{hebrew}\u2069): \N{MINUS SIGN}0.5"
 
 
-def test_number_stays_behind_a_label_that_runs_from_right_to_left(plain_page: Browser) -> None:
+def test_number_stays_behind_a_label_that_runs_from_right_to_left(shared_page: Browser) -> None:
     hebrew = "\u05d7\u05ea\u05d5\u05dc"
     run = {"result": {"kind": "label", "explanations": [{"label": hebrew}]}}
-    assert value_of(plain_page, "deletion", "own.nameOf(values[0])", run) == (
+    assert value_of(shared_page, "deletion", "own.nameOf(values[0])", run) == (
         f"score of \u2068{hebrew}\u2069"
     )
     drawn = "own.totals({value: 0.5, label: values[0]}, values[1]).textContent"
     target = {"type": "label", "versus": f"{hebrew} 2"}
     shown = f"logit of \u2068{hebrew}\u2069 \N{MINUS SIGN} \u2068{hebrew} 2\u2069"
-    assert shown in value_of(plain_page, "attribution", drawn, hebrew, target)
+    assert shown in value_of(shared_page, "attribution", drawn, hebrew, target)
 
 
-def test_punctuation_is_never_named_as_evidence(plain_page: Browser) -> None:
-    shown = card(plain_page, score_run({"cat": 0.1, "?": 0.4}, {"feline": 0.2, "...": -0.4}))
+def test_punctuation_is_never_named_as_evidence(shared_page: Browser) -> None:
+    shown = card(shared_page, score_run({"cat": 0.1, "?": 0.4}, {"feline": 0.2, "...": -0.4}))
     for word in ("“?”", "“...”"):
         assert word not in shown
     assert "without “cat” in text A the result is 0.4000" in shown
@@ -212,10 +206,10 @@ def test_punctuation_is_never_named_as_evidence(plain_page: Browser) -> None:
     ],
 )
 def test_negation_that_hardly_moves_the_score_is_named(
-    plain_page: Browser, word: str, effect: float | None, is_said: bool
+    shared_page: Browser, word: str, effect: float | None, is_said: bool
 ) -> None:
     run = score_run({"cats": 0.4, word: effect}, {"cats": 0.3})
-    shown = card(plain_page, run)
+    shown = card(shared_page, run)
     assert (f"The model hardly sees the negation “{word}” of text A" in shown) == is_said
     if is_said:
         assert effect is not None
@@ -223,9 +217,9 @@ def test_negation_that_hardly_moves_the_score_is_named(
         assert f"changes by {change}, without another word by up to 0.4000" in shown
 
 
-def test_negation_is_not_judged_by_a_difference(plain_page: Browser) -> None:
+def test_negation_is_not_judged_by_a_difference(shared_page: Browser) -> None:
     run = score_run({"not": 0.1}, {"cat": 0.3}, {"not": 0.1}, {"dog": 0.2})
-    assert "negation" not in card(plain_page, run)
+    assert "negation" not in card(shared_page, run)
 
 
 @pytest.mark.parametrize(
@@ -239,36 +233,36 @@ def test_negation_is_not_judged_by_a_difference(plain_page: Browser) -> None:
     ],
 )
 def test_similarity_is_read_by_its_distance_from_unrelated_texts(
-    plain_page: Browser, similarity: float, words: str, is_low: bool
+    shared_page: Browser, similarity: float, words: str, is_low: bool
 ) -> None:
     drawn = "own.similarityReading(values[0], 'cosine similarity', {unrelated: 0.02, itself: 1})"
-    shown = value_of(plain_page, "reading", f"{drawn}.textContent", similarity)
+    shown = value_of(shared_page, "reading", f"{drawn}.textContent", similarity)
     assert f"These texts are {words}, for this model." in shown
     assert ("The model's card names its languages." in shown) == is_low
 
 
 @pytest.mark.parametrize(("itself", "words"), [(0.9, "nearly the same"), (0.6, "no more similar")])
 def test_similarity_of_a_text_with_itself_is_the_end_of_the_way(
-    plain_page: Browser, itself: float, words: str
+    shared_page: Browser, itself: float, words: str
 ) -> None:
     """It is not 1 if queries and documents have different prompts, and can be low."""
     known = "{unrelated: 0.7, itself: values[0]}"
     drawn = f"own.similarityReading(values[0], 'cosine similarity', {known})"
-    shown = value_of(plain_page, "reading", f"{drawn}.textContent", itself)
+    shown = value_of(shared_page, "reading", f"{drawn}.textContent", itself)
     assert f"These texts are {words}" in shown
 
 
 @pytest.mark.parametrize("expression", ["rounded(-1e-9, 1)", "percent(-1e-9)", "fixed(-0.0004, 3)"])
-def test_number_that_is_rounded_to_zero_has_no_sign(plain_page: Browser, expression: str) -> None:
-    shown = value_of(plain_page, "dom", f"own.{expression}")
+def test_number_that_is_rounded_to_zero_has_no_sign(shared_page: Browser, expression: str) -> None:
+    shown = value_of(shared_page, "dom", f"own.{expression}")
     assert number(shown.removesuffix(" %")) == 0
     assert shown[0] == "0"
 
 
-def test_hover_shows_the_digits_of_float32(plain_page: Browser) -> None:
-    assert value_of(plain_page, "dom", "own.exact(values[0])", 0.12345678912345678) == "0.123457"
-    assert value_of(plain_page, "dom", "own.exact(null)") == "NaN"
-    cells = plain_page.execute_script(
+def test_hover_shows_the_digits_of_float32(shared_page: Browser) -> None:
+    assert value_of(shared_page, "dom", "own.exact(values[0])", 0.12345678912345678) == "0.123457"
+    assert value_of(shared_page, "dom", "own.exact(null)") == "NaN"
+    cells = shared_page.execute_script(
         "return [...document.querySelectorAll('#explain td.number')]"
         ".map(({title, dataset}) => [title, dataset.value])"
     )

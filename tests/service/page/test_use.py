@@ -28,6 +28,7 @@ from tests.service.page.browsing import (
     run,
     second_opinion,
     select,
+    set_value,
     show,
     shows,
     texts,
@@ -46,8 +47,7 @@ def test_error_of_a_run_names_and_marks_the_field_and_survives_another_tab(
     page: Browser, section: str, field: str
 ) -> None:
     show(page, section)
-    text = {"explain": "a" * 100_001, "attribute": " "}[section]
-    page.execute_script(f"document.querySelector('[name={field}]').value = arguments[0]", text)
+    set_value(page, field, {"explain": "a" * 100_001, "attribute": " "}[section])
     run(page, section)
     problem = find(page, f"#{section} > .problem")
     sentence = problem.text

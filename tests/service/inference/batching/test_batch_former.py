@@ -4,7 +4,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import inf
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import pytest
 from hypothesis import given
@@ -27,9 +27,9 @@ def former_of(
     min_split_tokens: int = 100,
     fixed_cost: int = 10,
     pair_cost: float = 0.0,
-) -> BatchFormer[int]:
+) -> BatchFormer[Any]:
     """Return a former with one queued request per length."""
-    former: BatchFormer[int] = BatchFormer(
+    former: BatchFormer[Any] = BatchFormer(
         streams=streams,
         max_cost=max_cost,
         min_split_tokens=min_split_tokens,
@@ -125,14 +125,7 @@ def test_item_never_joins_a_batch_where_padding_costs_more_than_a_separate_run(
 
 
 def test_items_of_equal_length_run_in_order_of_arrival() -> None:
-    former: BatchFormer[str] = BatchFormer(
-        streams=1,
-        max_cost=100,
-        min_split_tokens=100,
-        fixed_cost=10,
-        long_row=400,
-        attention_cost=lambda _: 0.0,
-    )
+    former: BatchFormer[str] = former_of()
     for who in "ab":
         former.add([f"{who}{i}" for i in range(4)], [30] * 4)
     batch: Batch[str] = Batch()
@@ -205,14 +198,7 @@ def test_removed_items_are_released_while_others_wait() -> None:
 def test_items_that_have_left_the_queue_are_released_though_nothing_else_is_queued(
     leaves: bool,
 ) -> None:
-    former: BatchFormer[set[int]] = BatchFormer(
-        streams=1,
-        max_cost=100,
-        min_split_tokens=100,
-        fixed_cost=10,
-        long_row=400,
-        attention_cost=lambda _: 0.0,
-    )
+    former: BatchFormer[set[int]] = former_of()
     request = former.add([item := {1}], [90])
     gone = weakref.ref(item)
     del item

@@ -1,7 +1,6 @@
 import asyncio
 import threading
 from collections.abc import Sequence
-from unittest.mock import patch
 
 import pytest
 from hypothesis import given
@@ -16,17 +15,18 @@ from service.inference.batching.batcher import (
     _union_s,
 )
 from service.inference.batching.runs import ItemFailed
-from service.inference.batching.streams import StreamPool
 from tests.batchers import (
     POISON,
+    Gates,
     ManualClock,
     Recorder,
     batcher_of,
     held,
     settled,
-    with_batcher,
+    started,
+    submit,
 )
-from tests.eventually import HANG_S, eventually, eventually_async
+from tests.eventually import HANG_S, eventually_async
 
 REQUESTS = st.lists(
     st.tuples(
@@ -48,60 +48,40 @@ def test_every_item_returns_once_and_in_order_despite_failures_and_cancellations
     ) -> Outcome[int] | BaseException:
         if fate == "late":
             await settled()
-        task = asyncio.create_task(batcher.submit(items))
+        task = submit(batcher, *items)
         if fate == "cancel":
             await asyncio.sleep(0)
             task.cancel()
         (outcome,) = await asyncio.gather(task, return_exceptions=True)
         return outcome
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        outcomes = await asyncio.gather(*(one(batcher, *request) for request in requests))
-        for (items, fate), outcome in zip(requests, outcomes, strict=True):
-            if isinstance(outcome, Outcome):
-                assert outcome.results == [item * item for item in items]
-                assert POISON not in items
-            elif isinstance(outcome, ItemFailed):
-                assert items[outcome.index] == POISON
-            else:
-                assert isinstance(outcome, asyncio.CancelledError)
-                assert fate == "cancel"
-        assert batcher.queued_tokens == 0
-        assert (await batcher.submit([7])).results == [49]
+    async def scenario() -> None:
+        batcher = batcher_of(run, streams=streams, min_split_tokens=1)
+        async with started(batcher):
+            outcomes = await asyncio.gather(*(one(batcher, *request) for request in requests))
+            for (items, fate), outcome in zip(requests, outcomes, strict=True):
+                if isinstance(outcome, Outcome):
+                    assert outcome.results == [item * item for item in items]
+                    assert POISON not in items
+                elif isinstance(outcome, ItemFailed):
+                    assert items[outcome.index] == POISON
+                else:
+                    assert isinstance(outcome, asyncio.CancelledError)
+                    assert fate == "cancel"
+            assert batcher.queued_tokens == 0
+            assert (await batcher.submit([7])).results == [49]
 
-    asyncio.run(with_batcher(batcher_of(run, streams=streams, min_split_tokens=1), scenario))
+    asyncio.run(scenario())
     for batch in run.batches:
         assert len(batch) == 1 or sum(map(abs, batch)) <= 100
 
 
-async def test_single_request_starts_without_waiting() -> None:
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        outcome = await batcher.submit([5])
-        assert outcome.results == [25]
-
-    await with_batcher(batcher_of(Recorder()), scenario)
-
-
-async def test_requests_queued_during_a_run_form_one_batch() -> None:
-    run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        first = await held(run, batcher)
-        others = [asyncio.create_task(batcher.submit([n])) for n in (10, 11, 12)]
-        await settled()
-        run.gate.set()
-        await asyncio.gather(first, *others)
-        assert [sorted(batch) for batch in run.batches] == [[1], [10, 11, 12]]
-
-    await with_batcher(batcher_of(run), scenario)
-
-
 async def test_each_stream_runs_one_batch_at_a_time() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run, streams=3)
+    async with started(batcher):
         first = await held(run, batcher)
-        others = [asyncio.create_task(batcher.submit([80])) for _ in range(4)]
+        others = [submit(batcher, 80) for _ in range(4)]
         await eventually_async(lambda: len(run.batches) == 3)
         await settled()
         assert batcher.queued_tokens == 2 * 80
@@ -109,89 +89,38 @@ async def test_each_stream_runs_one_batch_at_a_time() -> None:
         assert all(outcome.results == [6400] for outcome in await asyncio.gather(*others))
         await first
 
-    await with_batcher(batcher_of(run, streams=3), scenario)
-
-
-async def test_stream_runs_further_batches_while_the_event_loop_is_blocked() -> None:
-    run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        first = await held(run, batcher)
-        other = asyncio.create_task(batcher.submit([80, 90]))
-        await settled()
-        run.gate.set()
-        eventually(lambda: run.batches == [[1], [80], [90]])  # blocks the event loop
-        await asyncio.gather(first, other)
-
-    await with_batcher(batcher_of(run), scenario)
-
-
-async def test_queue_is_shared_evenly_between_streams() -> None:
-    run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        run.gate.clear()
-        with patch.object(pool, "wake"):  # no stream looks before all are queued
-            eight = [asyncio.create_task(batcher.submit([6])) for _ in range(8)]
-            await settled()
-        pool.wake()
-        await eventually_async(lambda: len(run.batches) == 2)
-        assert [len(batch) for batch in run.batches] == [4, 4]
-        two_more = [asyncio.create_task(batcher.submit([6])) for _ in range(2)]
-        await settled()
-        run.gate.set()
-        await asyncio.gather(*eight, *two_more)
-        # 12 waited and 24 or 48 ran: a share of 18 or more, so they go together.
-        assert [len(batch) for batch in run.batches] == [4, 4, 2]
-
-    pool = StreamPool(2)
-    await with_batcher(batcher_of(run, streams=2, min_split_tokens=1, pool=pool), scenario)
-
 
 async def test_outcome_reports_queue_time_and_run_time() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    clock = ManualClock()
+    batcher = batcher_of(run, clock=clock)
+    async with started(batcher):
         first = await held(run, batcher)
-        second = asyncio.create_task(batcher.submit([9]))
+        second = submit(batcher, 9)
         await clock.advance(5)
         run.gate.set()
         first_outcome, second_outcome = await asyncio.gather(first, second)
         assert (first_outcome.queue_s, first_outcome.run_s) == (0, 5)
         assert (second_outcome.queue_s, second_outcome.run_s) == (5, 0)
 
-    clock = ManualClock()
-    await with_batcher(batcher_of(run, clock=clock), scenario)
-
 
 async def test_time_between_batches_of_a_request_counts_as_queue_time() -> None:
-    gates = {1: threading.Event(), 50: threading.Event()}
-    begun: list[int] = []
-
-    def run(items: Sequence[int]) -> list[int]:
-        begun.extend(items)
-        for item in items:
-            if item in gates:
-                assert gates[item].wait(HANG_S)
-        return list(items)
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        first = asyncio.create_task(batcher.submit([1]))
-        await eventually_async(lambda: begun == [1])
+    gates, clock = Gates(), ManualClock()
+    batcher = batcher_of(gates, clock=clock)
+    async with started(batcher):
+        first = submit(batcher, 1)
+        await eventually_async(lambda: gates.begun == [1])
         # In turns: 80, then 50, then 90.
-        split = asyncio.create_task(batcher.submit([80, 90]))
-        other = asyncio.create_task(batcher.submit([50]))
+        split = submit(batcher, 80, 90)
+        other = submit(batcher, 50)
         await settled()
-        gates[1].set()
-        await eventually_async(lambda: begun == [1, 80, 50])
+        gates.open(1, 80, 90)
+        await eventually_async(lambda: gates.begun == [1, 80, 50])
         await clock.advance(5)
-        gates[50].set()
+        gates.open(50)
         _, split_outcome, other_outcome = await asyncio.gather(first, split, other)
         assert (split_outcome.queue_s, split_outcome.run_s) == (5, 0)
         assert (other_outcome.queue_s, other_outcome.run_s) == (0, 5)
-
-    clock = ManualClock()
-    await with_batcher(batcher_of(run, clock=clock), scenario)
 
 
 def test_overlapping_runs_count_once_in_the_run_time() -> None:
@@ -200,79 +129,38 @@ def test_overlapping_runs_count_once_in_the_run_time() -> None:
 
 
 async def test_oldest_queued_age_restarts_when_a_request_progresses() -> None:
-    gates = {1: threading.Event(), 80: threading.Event()}
-    begun: list[int] = []
-
-    def run(items: Sequence[int]) -> list[int]:
-        begun.extend(items)
-        for item in items:
-            if item in gates:
-                gates[item].wait(HANG_S)
-        return list(items)
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    gates, clock = Gates(), ManualClock()
+    batcher = batcher_of(gates, clock=clock)
+    async with started(batcher):
         assert batcher.oldest_s == 0
-        first = asyncio.create_task(batcher.submit([1]))
-        await eventually_async(lambda: begun == [1])
-        split = asyncio.create_task(batcher.submit([80, 90]))
+        first = submit(batcher, 1)
+        await eventually_async(lambda: gates.begun == [1])
+        split = submit(batcher, 80, 90)
         await clock.advance(5)
         assert batcher.oldest_s == 5
-        gates[1].set()
-        await eventually_async(lambda: begun == [1, 80])
+        gates.open(1)
+        await eventually_async(lambda: gates.begun == [1, 80])
         await clock.advance(2)
         assert batcher.oldest_s == 2  # of 90, since 80 began
-        gates[80].set()
+        gates.open(80, 90)
         await asyncio.gather(first, split)
         assert batcher.oldest_s == 0
 
-    clock = ManualClock()
-    await with_batcher(batcher_of(run, clock=clock), scenario)
-
-
-async def test_request_larger_than_a_batch_is_split_and_joined() -> None:
-    run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        items = [7, 80, 3, 99, 20, 150, 5] * 20
-        assert (await batcher.submit(items)).results == [item * item for item in items]
-        assert len(run.batches) > 20
-        assert [150] in run.batches
-
-    await with_batcher(batcher_of(run), scenario)
-
-
-async def test_small_request_waits_for_two_batches_of_a_huge_one_at_most() -> None:
-    run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        first = await held(run, batcher)
-        huge = asyncio.create_task(batcher.submit([50] * 500))
-        await settled()
-        small = asyncio.create_task(batcher.submit([2]))
-        await settled()
-        run.gate.set()
-        await small
-        assert next(i for i, batch in enumerate(run.batches) if 2 in batch) <= 2
-        await asyncio.gather(first, huge)
-
-    await with_batcher(batcher_of(run), scenario)
-
 
 async def test_submit_without_items_raises_value_error() -> None:
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(Recorder())
+    async with started(batcher):
         with pytest.raises(ValueError, match="there are no items"):
             await batcher.submit([])
-
-    await with_batcher(batcher_of(Recorder()), scenario)
 
 
 async def test_cancelled_request_is_removed_from_the_queue() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run)
+    async with started(batcher):
         first = await held(run, batcher)
-        leaving = asyncio.create_task(batcher.submit([77, 78]))
-        staying = asyncio.create_task(batcher.submit([50]))
+        leaving = submit(batcher, 77, 78)
+        staying = submit(batcher, 50)
         await settled()
         leaving.cancel()
         await settled()
@@ -281,68 +169,50 @@ async def test_cancelled_request_is_removed_from_the_queue() -> None:
         await asyncio.gather(first, staying)
         assert not any({77, 78} & set(batch) for batch in run.batches)
 
-    await with_batcher(batcher_of(run), scenario)
-
 
 async def test_request_cancelled_during_its_run_affects_no_other() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run)
+    async with started(batcher):
         for item in (1, POISON):
             run.gate.clear()
             seen = len(run.batches)
-            leaving = asyncio.create_task(batcher.submit([item]))
+            leaving = submit(batcher, item)
             await eventually_async(lambda seen=seen: len(run.batches) > seen)  # type: ignore[misc]
             leaving.cancel()
             await settled()
             run.gate.set()
             assert (await batcher.submit([6])).results == [36]
 
-    await with_batcher(batcher_of(run), scenario)
-
 
 async def test_full_queue_raises_queue_full_until_it_has_room() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run, max_queue_tokens=100)
+    async with started(batcher):
         first = await held(run, batcher)
-        waiting = asyncio.create_task(batcher.submit([60]))
+        waiting = submit(batcher, 60)
         await settled()
         with pytest.raises(QueueFull):
             await batcher.submit([41])
-        fits = asyncio.create_task(batcher.submit([40]))
+        fits = submit(batcher, 40)
         await settled()
         run.gate.set()
         await asyncio.gather(first, waiting, fits)
         # An empty queue accepts a request of any size, which is split.
         assert len((await batcher.submit([60, 60])).results) == 2
 
-    await with_batcher(batcher_of(run, max_queue_tokens=100), scenario)
 
-
-async def test_close_fails_running_and_queued_requests() -> None:
-    run = Recorder()
-    batcher = batcher_of(run)
-    batcher.start()
-    running = await held(run, batcher)
-    waiting = asyncio.create_task(batcher.submit([9]))
-    await settled()
-    await batcher.close()
-    for task in (running, waiting):
-        with pytest.raises(Stopped):
-            await task
-    run.gate.set()
-
-
-async def test_close_cancels_the_runs_in_flight() -> None:
+async def test_close_cancels_the_runs_in_flight_and_fails_all_requests() -> None:
     run = Recorder()
     batcher = batcher_of(run, cancel=run.gate.set)
     batcher.start()
-    running = await held(run, batcher)
+    requests = [await held(run, batcher), submit(batcher, 9)]
+    await settled()
     await batcher.close()
     assert run.gate.is_set()
-    with pytest.raises(Stopped):
-        await running
+    for request in requests:
+        with pytest.raises(Stopped):
+            await request
 
 
 async def test_drain_time_follows_from_the_measured_throughput() -> None:
@@ -355,7 +225,7 @@ async def test_drain_time_follows_from_the_measured_throughput() -> None:
 
     batcher = batcher_of(a_second_per_token, max_cost=1, max_queue_tokens=20, clock=clock)
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    async with started(batcher):
         assert batcher.drain_s == 0
         gate.set()
         await batcher.submit([1, 2, 3])
@@ -369,8 +239,6 @@ async def test_drain_time_follows_from_the_measured_throughput() -> None:
         await waiting
         assert batcher.drain_s == 0
 
-    await with_batcher(batcher, scenario)
-
 
 def set_throughput_to_one_token_per_second(batcher: Batcher[int, int]) -> Batcher[int, int]:
     """Set the throughput that the batcher has measured."""
@@ -381,92 +249,68 @@ def set_throughput_to_one_token_per_second(batcher: Batcher[int, int]) -> Batche
 async def test_request_that_would_miss_its_deadline_raises_too_late() -> None:
     run = Recorder()
     batcher = batcher_of(run)
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    async with started(batcher):
         first = await held(run, batcher)
         set_throughput_to_one_token_per_second(batcher)
-        waiting = asyncio.create_task(batcher.submit([60]))
+        waiting = submit(batcher, 60)
         await settled()
         with pytest.raises(TooLate) as raised:
             await batcher.submit([20], timeout_s=30)  # after 20 of the 60, in turns
         assert raised.value.late_s == 10
         in_time = asyncio.create_task(batcher.submit([20], timeout_s=41))
-        endless = asyncio.create_task(batcher.submit([20]))
+        endless = submit(batcher, 20)
         await settled()
         assert batcher.queued_tokens == 60 + 20 + 20
         run.gate.set()
         await asyncio.gather(first, waiting, in_time, endless)
 
-    await with_batcher(batcher, scenario)
-
 
 async def test_empty_queue_accepts_a_request_whatever_its_deadline() -> None:
     # Otherwise one slow run would refuse everything, and no further run would correct the figure.
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(Recorder())
+    async with started(batcher):
         set_throughput_to_one_token_per_second(batcher)
         assert (await batcher.submit([20], timeout_s=1)).results == [400]
         assert batcher.drain_s == 0
 
-    await with_batcher(batcher_of(Recorder()), scenario)
-
 
 async def test_two_streams_halve_the_drain_time() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run, streams=2)
+    async with started(batcher):
         run.gate.clear()
-        running = [asyncio.create_task(batcher.submit([90])) for _ in range(2)]
+        running = [submit(batcher, 90) for _ in range(2)]
         await eventually_async(lambda: len(run.batches) == 2)
         set_throughput_to_one_token_per_second(batcher)
-        waiting = asyncio.create_task(batcher.submit([60]))
+        waiting = submit(batcher, 60)
         await settled()
         assert batcher.drain_s == 30
         run.gate.set()
         await asyncio.gather(*running, waiting)
 
-    await with_batcher(batcher_of(run, streams=2), scenario)
-
-
-async def test_interactive_request_overtakes_a_bulk_request() -> None:
-    run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        first = await held(run, batcher)
-        bulk = asyncio.create_task(batcher.submit([50] * 100, priority="bulk"))
-        await settled()
-        interactive = asyncio.create_task(batcher.submit([7]))
-        await settled()
-        run.gate.set()
-        await asyncio.gather(first, bulk, interactive)
-        assert run.batches[:3] == [[1], [7], [50, 50]]
-
-    await with_batcher(batcher_of(run), scenario)
-
 
 async def test_queue_full_of_bulk_requests_accepts_interactive_ones() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run, max_queue_tokens=100)
+    async with started(batcher):
         first = await held(run, batcher)
-        bulk = asyncio.create_task(batcher.submit([60, 50], priority="bulk"))
+        bulk = submit(batcher, 60, 50, priority="bulk")
         await settled()
         assert (batcher.is_full("bulk"), batcher.is_full("interactive")) == (True, False)
         with pytest.raises(QueueFull):
             await batcher.submit([1], priority="bulk")
-        interactive = asyncio.create_task(batcher.submit([70]))
+        interactive = submit(batcher, 70)
         await settled()
         with pytest.raises(QueueFull):
             await batcher.submit([31])
         run.gate.set()
         await asyncio.gather(first, bulk, interactive)
 
-    await with_batcher(batcher_of(run, max_queue_tokens=100), scenario)
-
 
 async def test_deadline_of_an_interactive_request_does_not_count_all_bulk_requests() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run)
+    async with started(batcher):
         first = await held(run, batcher)
         set_throughput_to_one_token_per_second(batcher)
         bulk = asyncio.create_task(batcher.submit([60] * 10, priority="bulk"))
@@ -480,5 +324,3 @@ async def test_deadline_of_an_interactive_request_does_not_count_all_bulk_reques
             await batcher.submit([18], timeout_s=18 + 18 + 17, priority="bulk")
         run.gate.set()
         await asyncio.gather(first, bulk, interactive)
-
-    await with_batcher(batcher_of(run), scenario)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from service.inference.batching.batch_former import Batch, BatchFormer
-from service.inference.batching.batcher import Batcher, Outcome, Stopped
+from service.inference.batching.batcher import Outcome, Stopped
 from service.inference.batching.runs import ItemFailed, RunBroken
 from tests.batchers import (
     POISON,
@@ -14,18 +14,19 @@ from tests.batchers import (
     batcher_of,
     held,
     settled,
-    with_batcher,
+    started,
+    submit,
 )
 from tests.eventually import HANG_S, eventually, eventually_async
 
 
 async def test_failing_item_fails_only_its_own_request() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run)
+    async with started(batcher):
         first = await held(run, batcher)
-        good = [asyncio.create_task(batcher.submit([n, n + 1])) for n in (2, 4, 6, 8)]
-        bad = asyncio.create_task(batcher.submit([3, 5, POISON, 9]))
+        good = [submit(batcher, n, n + 1) for n in (2, 4, 6, 8)]
+        bad = submit(batcher, 3, 5, POISON, 9)
         await settled()
         run.gate.set()
         with pytest.raises(ItemFailed) as failure:
@@ -37,22 +38,11 @@ async def test_failing_item_fails_only_its_own_request() -> None:
         ]
         await first
 
-    await with_batcher(batcher_of(run), scenario)
-
-
-async def test_failing_item_is_named_by_its_index() -> None:
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        with pytest.raises(ItemFailed) as failure:
-            await batcher.submit([5] * 170 + [POISON] + [5] * 40)
-        assert failure.value.index == 170
-
-    await with_batcher(batcher_of(Recorder()), scenario)
-
 
 async def test_other_items_of_a_failed_request_are_not_run_again() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run)
+    async with started(batcher):
         first = await held(run, batcher)
         bad = asyncio.create_task(batcher.submit([POISON, *[7] * 13]))
         await settled()
@@ -65,19 +55,15 @@ async def test_other_items_of_a_failed_request_are_not_run_again() -> None:
         ran = [len(batch) for batch in run.batches[1:-1]]
         assert ran == sorted(ran, reverse=True)
 
-    await with_batcher(batcher_of(run), scenario)
-
 
 async def test_queued_items_of_a_failed_request_are_dropped() -> None:
     run = Recorder()
-
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run)
+    async with started(batcher):
         with pytest.raises(ItemFailed):
             await batcher.submit([POISON, *[50] * 20])
         assert (await batcher.submit([3])).results == [9]
         assert run.batches == [[POISON, 50], [POISON], [3]]
-
-    await with_batcher(batcher_of(run), scenario)
 
 
 async def test_hanging_run_fails_all_requests_and_calls_on_stop() -> None:
@@ -88,9 +74,9 @@ async def test_hanging_run_fails_all_requests_and_calls_on_stop() -> None:
     batcher.start()
     assert batcher.is_alive
     running = await held(run, batcher)
-    beside = asyncio.create_task(batcher.submit([99]))
+    beside = submit(batcher, 99)
     await eventually_async(lambda: len(run.batches) == 2)
-    waiting = asyncio.create_task(batcher.submit([9]))
+    waiting = submit(batcher, 9)
     await clock.advance(10)
     await clock.advance(1)  # the runs do not end when they are cancelled
     for task in (running, beside, waiting):
@@ -130,11 +116,10 @@ async def test_defect_of_the_batcher_fails_all_requests_and_calls_on_stop(
 
 @pytest.mark.parametrize("results", [[], [1, 2, 3]])
 async def test_run_with_wrong_number_of_results_fails_its_request(results: list[int]) -> None:
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(lambda _: results)
+    async with started(batcher):
         with pytest.raises(ItemFailed):
             await batcher.submit([4, 5])
-
-    await with_batcher(batcher_of(lambda _: results), scenario)
 
 
 async def test_panic_in_a_run_fails_only_its_own_request() -> None:
@@ -146,12 +131,11 @@ async def test_panic_in_a_run_fails_only_its_own_request() -> None:
             raise Panic
         return list(items)
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run)
+    async with started(batcher):
         with pytest.raises(ItemFailed):
             await batcher.submit([POISON])
         assert (await batcher.submit([3])).results == [3]
-
-    await with_batcher(batcher_of(run), scenario)
 
 
 async def test_run_that_fails_on_the_probe_stops_the_batcher_and_calls_on_stop() -> None:
@@ -160,15 +144,13 @@ async def test_run_that_fails_on_the_probe_stops_the_batcher_and_calls_on_stop()
     def broken(*_: object) -> list[int]:
         raise ValueError("gone")
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        requests = [asyncio.create_task(batcher.submit([i, i + 1])) for i in range(1, 9)]
+    batcher = batcher_of(broken, streams=2, probe=broken, on_stop=stop_errors.append)
+    async with started(batcher, stops=1):
+        requests = [submit(batcher, i, i + 1) for i in range(1, 9)]
         done = await asyncio.gather(*requests, return_exceptions=True)
         assert {type(error) for error in done} == {Stopped}
         with pytest.raises(Stopped):
             await batcher.submit([1])
-
-    batcher = batcher_of(broken, streams=2, probe=broken, on_stop=stop_errors.append)
-    await with_batcher(batcher, scenario, stops=True)
     assert [type(error) for error in stop_errors] == [RunBroken]
     assert isinstance(stop_errors[0].__cause__, ValueError)
 
@@ -188,15 +170,11 @@ async def test_slow_run_is_cancelled_and_fails_only_its_own_request(
             raise ValueError("cancelled")
         return list(items)
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        requests = [asyncio.create_task(batcher.submit([i])) for i in (1, 2, POISON, 3)]
+    batcher = batcher_of(slow, max_cost=max_cost, timeout_s=10, cancel=cancelled.set, clock=clock)
+    async with started(batcher):
+        requests = [submit(batcher, i) for i in (1, 2, POISON, 3)]
         done = await asyncio.gather(*requests, return_exceptions=True)
         assert [type(outcome) for outcome in done] == [Outcome, Outcome, ItemFailed, Outcome]
-
-    await with_batcher(
-        batcher_of(slow, max_cost=max_cost, timeout_s=10, cancel=cancelled.set, clock=clock),
-        scenario,
-    )
 
 
 async def test_run_cancelled_because_of_another_stream_is_repeated() -> None:
@@ -212,22 +190,20 @@ async def test_run_cancelled_because_of_another_stream_is_repeated() -> None:
             raise ValueError("cancelled")
         return list(items)
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        poisoned = asyncio.create_task(batcher.submit([POISON]))
+    clock = ManualClock()
+    batcher = batcher_of(
+        slow, streams=2, max_cost=1, timeout_s=2, cancel=cancelled.set, clock=clock
+    )
+    async with started(batcher):
+        poisoned = submit(batcher, POISON)
         await eventually_async(lambda: runs == [[POISON]])
         await clock.advance(1)
-        cancelled_with_it = asyncio.create_task(batcher.submit([7]))
+        cancelled_with_it = submit(batcher, 7)
         await eventually_async(lambda: runs == [[POISON], [7]])
         await clock.advance(1)
         assert (await cancelled_with_it).results == [7]
         with pytest.raises(ItemFailed):
             await poisoned
-
-    clock = ManualClock()
-    batcher = batcher_of(
-        slow, streams=2, max_cost=1, timeout_s=2, cancel=cancelled.set, clock=clock
-    )
-    await with_batcher(batcher, scenario)
     assert runs.count([7]) == 2
 
 
@@ -247,19 +223,6 @@ async def test_probe_cancelled_because_of_another_stream_is_repeated() -> None:
             assert cancelled.wait(HANG_S)
             raise ValueError("cancelled")
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        hanging = asyncio.create_task(batcher.submit([5]))
-        await eventually_async(begun.is_set)
-        await clock.advance(1)
-        failing = asyncio.create_task(batcher.submit([POISON]))
-        await eventually_async(lambda: probes == 1)
-        await clock.advance(1)
-        with pytest.raises(ItemFailed):
-            await failing
-        with pytest.raises(ItemFailed):
-            await hanging
-        assert probes == 3
-
     clock = ManualClock()
     batcher = batcher_of(
         run,
@@ -270,7 +233,18 @@ async def test_probe_cancelled_because_of_another_stream_is_repeated() -> None:
         cancel=cancelled.set,
         clock=clock,
     )
-    await with_batcher(batcher, scenario)
+    async with started(batcher):
+        hanging = submit(batcher, 5)
+        await eventually_async(begun.is_set)
+        await clock.advance(1)
+        failing = submit(batcher, POISON)
+        await eventually_async(lambda: probes == 1)
+        await clock.advance(1)
+        with pytest.raises(ItemFailed):
+            await failing
+        with pytest.raises(ItemFailed):
+            await hanging
+        assert probes == 3
 
 
 async def test_timeout_applies_to_each_batch_separately() -> None:
@@ -283,12 +257,10 @@ async def test_timeout_applies_to_each_batch_separately() -> None:
             eventually(lambda: clock.waits > clock.now() / 5)
         return list(items)
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run, max_cost=1, timeout_s=5, cancel=cancelled.set, clock=clock)
+    async with started(batcher):
         assert len((await batcher.submit([1] * 24)).results) == 24
         assert not cancelled.is_set()
-
-    batcher = batcher_of(run, max_cost=1, timeout_s=5, cancel=cancelled.set, clock=clock)
-    await with_batcher(batcher, scenario)
 
 
 async def test_run_that_returns_late_despite_cancellation_keeps_its_results() -> None:
@@ -305,9 +277,6 @@ async def test_run_that_returns_late_despite_cancellation_keeps_its_results() ->
             eventually(lambda: clock.waits == waits[0] + 2 or stop_errors)
         return list(items)
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        assert (await batcher.submit([7, 8, 9])).results == [7, 8, 9]
-
     batcher = batcher_of(
         run,
         max_cost=1,
@@ -316,7 +285,8 @@ async def test_run_that_returns_late_despite_cancellation_keeps_its_results() ->
         on_stop=stop_errors.append,
         clock=clock,
     )
-    await with_batcher(batcher, scenario)
+    async with started(batcher):
+        assert (await batcher.submit([7, 8, 9])).results == [7, 8, 9]
 
 
 async def test_run_hit_by_a_late_cancellation_is_repeated() -> None:
@@ -337,13 +307,10 @@ async def test_run_hit_by_a_late_cancellation_is_repeated() -> None:
         assert begun.wait(HANG_S)
         hit.set()
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        assert (await batcher.submit([7, 8])).results == [7, 8]
-
     clock = ManualClock()
-    await with_batcher(
-        batcher_of(slow, max_cost=1, timeout_s=5, cancel=cancel, clock=clock), scenario
-    )
+    batcher = batcher_of(slow, max_cost=1, timeout_s=5, cancel=cancel, clock=clock)
+    async with started(batcher):
+        assert (await batcher.submit([7, 8])).results == [7, 8]
 
 
 async def test_run_started_during_a_cancellation_is_repeated() -> None:
@@ -369,21 +336,19 @@ async def test_run_started_during_a_cancellation_is_repeated() -> None:
         assert begun.wait(HANG_S)
         hit.set()
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
-        poisoned = asyncio.create_task(batcher.submit([POISON]))
+    batcher = batcher_of(
+        slow, streams=2, max_cost=1, min_split_tokens=1, timeout_s=2, cancel=cancel, clock=clock
+    )
+    async with started(batcher):
+        poisoned = submit(batcher, POISON)
         await eventually_async(poison_begun.is_set)
         await clock.advance(1)
-        others = asyncio.create_task(batcher.submit([5, 8]))
+        others = submit(batcher, 5, 8)
         await eventually_async(five_begun.is_set)
         await clock.advance(1)
         assert (await others).results == [5, 8]
         with pytest.raises(ItemFailed):
             await poisoned
-
-    batcher = batcher_of(
-        slow, streams=2, max_cost=1, min_split_tokens=1, timeout_s=2, cancel=cancel, clock=clock
-    )
-    await with_batcher(batcher, scenario)
 
 
 @pytest.mark.parametrize(
@@ -407,10 +372,11 @@ async def test_long_run_is_cancelled_after_ten_times_its_expected_duration(
         clock.advance_in_thread(2.0 * (10 + sum(items)))
         return list(items)
 
-    async def scenario(batcher: Batcher[int, int]) -> None:
+    batcher = batcher_of(run, timeout_s=10, cost_s=cost_s, cancel=cancelled.set, clock=clock)
+    async with started(batcher):
         if is_measured:
             await batcher.submit([1])
-        request = asyncio.create_task(batcher.submit([40]))
+        request = submit(batcher, 40)
         await eventually_async(begun.is_set)
         await clock.advance(limit_s - 1)
         assert not cancelled.is_set()
@@ -418,6 +384,3 @@ async def test_long_run_is_cancelled_after_ten_times_its_expected_duration(
         with pytest.raises(ItemFailed):
             await request
         assert cancelled.is_set()
-
-    batcher = batcher_of(run, timeout_s=10, cost_s=cost_s, cancel=cancelled.set, clock=clock)
-    await with_batcher(batcher, scenario)

@@ -15,7 +15,7 @@ from service.inference.batching.cached_batcher import CachedBatcher
 from service.inference.batching.runs import ItemFailed
 from service.inference.results.metrics import CacheMetrics
 from service.inference.results.vectors import Stages
-from tests.batchers import POISON, Recorder, batcher_of, settled, with_batcher
+from tests.batchers import POISON, Recorder, batcher_of, settled, started
 from tests.eventually import HANG_S
 
 MODELS = 2
@@ -53,7 +53,8 @@ def run_cached(
     async def with_cache() -> None:
         batcher = batcher_of(run, max_cost=30)
         async with asyncio.timeout(HANG_S):
-            await with_batcher(batcher, lambda _: scenario(behind(cache, batcher), cache))
+            async with started(batcher):
+                await scenario(behind(cache, batcher), cache)
 
     asyncio.run(with_cache())
     registry = CollectorRegistry()

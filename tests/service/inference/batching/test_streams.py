@@ -4,8 +4,7 @@ import asyncio
 import gc
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,27 +15,22 @@ from service.inference.batching.batch_former import Batch
 from service.inference.batching.batcher import Batcher, Outcome, Stopped
 from service.inference.batching.runs import ItemFailed
 from service.inference.batching.streams import Clock, StreamPool
-from tests.batchers import POISON, ManualClock, Recorder, batcher_of, held, settled
+from tests.batchers import (
+    POISON,
+    Gates,
+    ManualClock,
+    Recorder,
+    batcher_of,
+    held,
+    settled,
+    started,
+    submit,
+)
 from tests.eventually import HANG_S, eventually, eventually_async
 
 
 def square(items: Sequence[int]) -> Sequence[int]:
     return [item * item for item in items]
-
-
-@asynccontextmanager
-async def started(*batchers: Batcher[int, int]) -> AsyncIterator[None]:
-    for batcher in batchers:
-        batcher.start()
-    try:
-        yield
-    finally:
-        for batcher in batchers:
-            await batcher.close()
-
-
-def submit(batcher: Batcher[int, int], *items: int) -> "asyncio.Task[Outcome[int]]":
-    return asyncio.create_task(batcher.submit(items))
 
 
 class Log:
@@ -70,29 +64,6 @@ class Log:
         self._gate.set()
         await asyncio.gather(*tasks)
         return [name for name, _ in self.runs]
-
-
-class Gates:
-    """Runs that wait, each until a test opens the gate of its item.
-
-    Attributes:
-        begun: Items of the runs that have begun, in their order.
-    """
-
-    def __init__(self) -> None:
-        self.begun: list[int] = []
-        self._gates: dict[int, threading.Event] = {}
-
-    def __call__(self, items: Sequence[int]) -> Sequence[int]:
-        (item,) = items
-        gate = self._gates.setdefault(item, threading.Event())
-        self.begun.append(item)
-        assert gate.wait(HANG_S)
-        return items
-
-    def open(self, *items: int) -> None:
-        for item in items:
-            self._gates.setdefault(item, threading.Event()).set()
 
 
 @pytest.mark.parametrize(("share", "seconds"), [(1.0, 1.0), (1.0, 4.0), (4.0, 1.0), (4.0, 2.0)])
@@ -267,7 +238,7 @@ async def test_closing_a_batcher_affects_no_other() -> None:
     other_cancelled = threading.Event()
     other = batcher_of(gates, max_cost=1, pool=pool, cancel=other_cancelled.set)
     closed = batcher_of(run, max_cost=1, pool=pool, cancel=cancelled.set)
-    async with started(closed, other):
+    async with started(closed, other, stops=1):
         failing = [submit(closed, 5), submit(closed, 6)]
         await settled()
         staying = [submit(other, 1), submit(other, 2)]
@@ -382,7 +353,7 @@ async def test_hanging_run_stops_its_batcher_and_the_others_get_a_new_thread() -
     pool = StreamPool(1, clock)
     hanging = batcher_of(hang, timeout_s=5, on_stop=errors.append, pool=pool)
     other = batcher_of(run, max_cost=1, pool=pool)
-    async with started(hanging, other):
+    async with started(hanging, other, stops=1):
         lost = submit(hanging, 5)
         await eventually_async(lambda: hanging_threads)
         waiting = submit(other, 1, 2)
@@ -413,7 +384,7 @@ async def test_hanging_run_that_returns_takes_no_further_batch() -> None:
     pool = StreamPool(1, clock)
     hanging = batcher_of(hang, timeout_s=5, pool=pool)
     other = batcher_of(gates, max_cost=1, streams=2, timeout_s=500, pool=pool)
-    async with started(hanging, other):
+    async with started(hanging, other, stops=1):
         lost = submit(hanging, 5)
         await eventually_async(ran.is_set)
         await clock.advance(5)
@@ -466,7 +437,7 @@ async def test_defect_of_a_batcher_affects_no_other(monkeypatch: pytest.MonkeyPa
     broken = batcher_of(Recorder(), on_stop=errors.append, pool=pool)
     other = batcher_of(Recorder(), pool=pool)
     monkeypatch.setattr(broken._former, "form", break_down)
-    async with started(broken, other):
+    async with started(broken, other, stops=1):
         failing, good = submit(broken, 5), submit(other, 6)
         with pytest.raises(Stopped):
             await failing
@@ -565,7 +536,7 @@ def test_every_item_returns_once_whatever_happens_to_other_batchers(
             assert task.result().results == [item * item for item in items]
 
     async def scenario() -> None:
-        async with started(*batchers):
+        async with started(*batchers, stops=len(closed)):
             await asyncio.gather(*(one(batchers[n], items, fate) for n, items, fate in requests))
             assert [batcher.queued_tokens for batcher in batchers] == [0, 0, 0]
             for number in {0, 1, 2} - closed:

@@ -9,17 +9,7 @@ from hypothesis import strategies as st
 
 import vitrine
 from service.inference.results.loaded_model import LoadedModel
-from tests.service.api.conftest import (  # noqa: F401 - fixtures
-    multi_encoder,
-    reranker,
-    sparse_encoder,
-)
-from tests.service.inference.model.test_deletions import (  # noqa: F401 - a fixture
-    BOUNDS,
-    left,
-    models,
-    score,
-)
+from tests.service.inference.model.conftest import BOUNDS, Models, left, score
 
 pytestmark = pytest.mark.slow
 
@@ -33,9 +23,7 @@ def spelled(text: str, units: Sequence[vitrine.UnitEffect]) -> list[str]:
     return [text[unit.start : unit.end] for unit in units]
 
 
-def test_a_text_of_one_sentence_is_explained_by_words(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_a_text_of_one_sentence_is_explained_by_words(models: Models) -> None:
     document = "w5 cat. w6 w9"  # a sentence begins with a capital letter
     auto, words = (
         models["cosine"].score("w7", document, explain=vitrine.Deletion(by=by)).deletions[0]
@@ -52,10 +40,7 @@ def test_a_text_of_one_sentence_is_explained_by_words(
 @settings(max_examples=5)
 @given(sentences=st.lists(SENTENCE, min_size=2, max_size=4), max_tokens=st.integers(300, 2000))
 def test_numbers_that_are_measured_are_differences_of_scores(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    kind: str,
-    sentences: list[str],
-    max_tokens: int,
+    models: Models, kind: str, sentences: list[str], max_tokens: int
 ) -> None:
     model, bound = models[kind], 2 * BOUNDS.get(kind, 5e-6)
     # Rerankers read at most 24 tokens: what is explained is the part that they read.
@@ -75,9 +60,7 @@ def test_numbers_that_are_measured_are_differences_of_scores(
             assert unit.left_out == pytest.approx(whole - without, abs=bound)
 
 
-def test_words_of_the_best_sentences_are_left_out_next(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_words_of_the_best_sentences_are_left_out_next(models: Models) -> None:
     document = "It is w5. It is w6 w7. A cat is w8. A dog."
     result = models["cosine"].score("w7 cat", document, explain=vitrine.Deletion(by="auto"))
     (text,) = result.deletions[0].texts
@@ -99,9 +82,7 @@ def words_in(text: vitrine.TextEffects, sentence: vitrine.UnitEffect) -> list[vi
     ]
 
 
-def test_if_tokens_are_few_the_units_that_matter_alone_are_left_out(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_if_tokens_are_few_the_units_that_matter_alone_are_left_out(models: Models) -> None:
     document = " ".join(f"It is w{index} cat w{index + 1}." for index in range(5, 25))
     result = models["cosine"].score(
         "w7 cat", document, explain=vitrine.Deletion(by="auto", max_tokens=1000)
@@ -117,10 +98,7 @@ def test_if_tokens_are_few_the_units_that_matter_alone_are_left_out(
 
 
 @pytest.mark.parametrize("max_tokens", [70, 80, 90, 100])
-def test_adjacent_equal_units_are_all_left_out_or_none(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    max_tokens: int,
-) -> None:
+def test_adjacent_equal_units_are_all_left_out_or_none(models: Models, max_tokens: int) -> None:
     query = "w5 w5 w5 cat cat cat w6 w7 w7"
     deletion = vitrine.Deletion(by="words", of="query", max_tokens=max_tokens)
     result = models["cosine"].score(query, "w6 cat", explain=deletion)
@@ -131,18 +109,14 @@ def test_adjacent_equal_units_are_all_left_out_or_none(
         assert len({unit.left_out for unit in equal}) == 1
 
 
-def test_tokens_that_do_not_suffice_for_the_units_alone_are_refused(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_tokens_that_do_not_suffice_for_the_units_alone_are_refused(models: Models) -> None:
     document = "It is w5. It is w6. A cat is w7."
     with pytest.raises(vitrine.InvalidInput, match=r"explain fewer or shorter texts$") as raised:
         models["cosine"].score("w7", document, explain=vitrine.Deletion(by="auto", max_tokens=25))
     assert (raised.value.code, raised.value.pointer) == ("too_many_tokens", "/explain")
 
 
-def test_several_documents_share_the_tokens(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_several_documents_share_the_tokens(models: Models) -> None:
     documents = [
         " ".join(f"It is w{index} cat w{index + first}." for index in range(5, 25))
         for first in range(3)
@@ -157,9 +131,7 @@ def test_several_documents_share_the_tokens(
         assert any(unit.left_out is not None for unit in document.units)
 
 
-def test_auto_fits_wherever_sentences_fit(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_auto_fits_wherever_sentences_fit(models: Models) -> None:
     long = " ".join(f"It is w{index} cat w{index + 1}." for index in range(5, 25))
     documents = [long, *(f"It is w{index}. A cat is w9." for index in range(5, 25))]
     sentences = models["cosine"].score("w7", documents, explain=vitrine.Deletion(by="sentences"))
@@ -181,12 +153,7 @@ def test_auto_fits_wherever_sentences_fit(
     of=st.sampled_from(["document", "query", "both"]),
 )
 def test_what_passes_the_first_check_fits_into_the_tokens(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    kind: str,
-    data: st.DataObject,
-    count: int,
-    max_tokens: int,
-    of: str,
+    models: Models, kind: str, data: st.DataObject, count: int, max_tokens: int, of: str
 ) -> None:
     text = st.lists(SENTENCE, min_size=1, max_size=60).map(" ".join)
     queries, documents = (data.draw(st.lists(text, min_size=count, max_size=count)) for _ in "ab")
@@ -211,9 +178,7 @@ def test_what_passes_the_first_check_fits_into_the_tokens(
             assert result.explanation_tokens <= max_tokens
 
 
-def test_long_texts_of_which_the_model_reads_a_part_are_explained(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_long_texts_of_which_the_model_reads_a_part_are_explained(models: Models) -> None:
     documents = [f"It is w{index}. A cat is w9. " * 2500 for index in range(5, 9)]
     result = models["cosine"].rerank("w7", documents, explain=vitrine.Deletion(by="auto"))
     assert len(result.deletions) == 3

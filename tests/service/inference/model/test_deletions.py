@@ -1,18 +1,14 @@
 """Explanations by deletion, against results of `score` for the texts that a client would send."""
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sentence_transformers import MultiVectorEncoder, SparseEncoder
 
 import vitrine
 from models.artifact import Artifact
-from models.manifest import MANIFEST
 from service.inference.call_options import CallOptions, Deadline, OnOverflow, Priority
 from service.inference.explain.deletion import without
 from service.inference.model import scoring
@@ -20,70 +16,16 @@ from service.inference.model.deletion_planner import DeletionPlanner
 from service.inference.model.variant_texts import VariantTexts
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.tokenizing.pair_rows import PairRows
-from tests.models.checkpoints import edit_json
-from tests.service.api.conftest import (  # noqa: F401 - fixtures
-    multi_encoder,
-    reranker,
-    sparse_encoder,
-)
+from tests.service.inference.model.conftest import BOUNDS, KINDS, TEXT, WORDS, Models, left, score
 
 pytestmark = pytest.mark.slow
-
-KINDS = ("cosine", "dot", "euclidean", "sparse", "multi", "reranker")
-# A row's results depend on its batch by up to 3.5e-6 (onnxruntime), those of a difference by twice.
-BOUNDS = {"reranker": 1e-5, "multi": 5e-5, "dot": 5e-5, "euclidean": 1e-5, "sparse": 1e-5}
-WORDS = ["w5", "w6", "w7", "w40", "not", "cat", "猫", "3.14", "!", ".", "w9. ", "\n\n"]
-TEXT = st.lists(st.sampled_from(WORDS), min_size=1, max_size=8).map(" ".join)
-
-
-@pytest.fixture(scope="module")
-def models(
-    small_artifact: Artifact,
-    reranker: Artifact,  # noqa: F811
-    sparse_encoder: tuple[SparseEncoder, Artifact],  # noqa: F811
-    multi_encoder: tuple[MultiVectorEncoder, Artifact],  # noqa: F811
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, vitrine.SyncModel]]:
-    """A model of each kind."""
-    folder = tmp_path_factory.mktemp("similarities")
-    paths = {
-        "cosine": small_artifact.path,
-        "sparse": sparse_encoder[1].path,
-        "multi": multi_encoder[1].path,
-        "reranker": reranker.path,
-    }
-    for name in ("dot", "euclidean"):
-        paths[name] = folder / name
-        shutil.copytree(small_artifact.path, paths[name])
-        edit_json(paths[name] / MANIFEST, similarity=name, normalize=False)
-    with ExitStack() as stack:
-        yield {
-            kind: stack.enter_context(vitrine.SyncModel(path, vitrine.ModelOptions(threads=1)))
-            for kind, path in paths.items()
-        }
-
-
-def score(model: vitrine.SyncModel, query: str, document: str, *, raw: bool = False) -> float:
-    result = model.score(query, document)
-    return float((result.raw_scores if raw else result.scores)[0])
-
-
-def left(text: str, start: int, end: int) -> str:
-    """The text without a unit, by the rule in the documentation."""
-    before, after = text[:start], text[end:]
-    opens, closes = before == "" or before[-1].isspace(), after == "" or after[0].isspace()
-    if opens and closes and after:
-        after = after.lstrip()
-    elif opens and closes:
-        before = before.rstrip()
-    return "" if (before + after).isspace() else before + after
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=6)
 @given(query=TEXT, document=TEXT, by=st.sampled_from(["words", "sentences", "chunks"]))
 def test_each_number_is_the_difference_of_two_scores(
-    models: dict[str, vitrine.SyncModel],
+    models: Models,
     kind: str,
     query: str,
     document: str,
@@ -125,7 +67,7 @@ def test_each_number_is_the_difference_of_two_scores(
 @pytest.mark.parametrize("kind", ["cosine", "reranker"])
 @pytest.mark.parametrize("overflow", ["truncate", "truncate_left"])
 def test_variants_of_a_truncated_text_are_of_the_part_that_is_read(
-    models: dict[str, vitrine.SyncModel], kind: str, overflow: Literal["truncate", "truncate_left"]
+    models: Models, kind: str, overflow: Literal["truncate", "truncate_left"]
 ) -> None:
     model = models[kind]
     # Words of several tokens, in which the part that is read can begin or end.
@@ -155,9 +97,7 @@ def test_variants_of_a_truncated_text_are_of_the_part_that_is_read(
     assert all(unit.left_out for unit in (effects.units[0], effects.units[-1]))
 
 
-def test_rerank_explains_the_best_documents_and_score_all(
-    models: dict[str, vitrine.SyncModel],
-) -> None:
+def test_rerank_explains_the_best_documents_and_score_all(models: Models) -> None:
     model, documents = models["cosine"], ["a cat", "a dog", "w7", "a cat sat", "rain"]
     result = model.rerank("cat", documents, explain=vitrine.Deletion())
     assert list(result.deletions) == result.ranking(3)
@@ -176,9 +116,7 @@ def test_rerank_explains_the_best_documents_and_score_all(
 
 
 @pytest.mark.parametrize("kind", ["cosine", "reranker"])
-def test_explained_scores_are_those_of_the_response(
-    models: dict[str, vitrine.SyncModel], kind: str
-) -> None:
+def test_explained_scores_are_those_of_the_response(models: Models, kind: str) -> None:
     documents = ["a cat", "a dog w7", "w7", "a cat sat. It sat.", "rain"]
     ranked = models[kind].rerank("cat", documents, explain=vitrine.Deletion())
     scored = models[kind].score("cat", documents, explain=vitrine.Deletion())
@@ -188,7 +126,7 @@ def test_explained_scores_are_those_of_the_response(
             assert explanation.raw_texts[0].whole == result.raw_scores[index]
 
 
-def test_texts_that_variants_share_run_once(models: dict[str, vitrine.SyncModel]) -> None:
+def test_texts_that_variants_share_run_once(models: Models) -> None:
     model = models["cosine"]
     # The query, "", "cat cat" and "cat", with two special tokens each.
     result = model.score("dog", "cat cat cat", explain=vitrine.Deletion())
@@ -200,9 +138,7 @@ def test_texts_that_variants_share_run_once(models: dict[str, vitrine.SyncModel]
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("document", ["", " \n"])
-def test_texts_without_units_have_no_effects(
-    models: dict[str, vitrine.SyncModel], kind: str, document: str
-) -> None:
+def test_texts_without_units_have_no_effects(models: Models, kind: str, document: str) -> None:
     deletion = vitrine.Deletion(by="sentences")
     result = models[kind].score(["w5", "w6"], [document, "It. A."], explain=deletion)
     (effects,) = result.deletions[0].texts
@@ -236,10 +172,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[CallOptions]:
     ("overflow", "of_variants"), [("error", "truncate"), ("truncate_left", "truncate_left")]
 )
 def test_variants_are_truncated_if_too_long(
-    models: dict[str, vitrine.SyncModel],
-    runs: list[CallOptions],
-    overflow: OnOverflow,
-    of_variants: OnOverflow,
+    models: Models, runs: list[CallOptions], overflow: OnOverflow, of_variants: OnOverflow
 ) -> None:
     models["reranker"].score("a", "b c", explain=vitrine.Deletion(), on_overflow=overflow)
     assert [options.on_overflow for options in runs] == [overflow, of_variants]
@@ -254,7 +187,7 @@ def test_variants_are_truncated_if_too_long(
     ],
 )
 def test_texts_and_variants_have_their_own_priority_within_that_of_the_call(
-    models: dict[str, vitrine.SyncModel],
+    models: Models,
     runs: list[CallOptions],
     priority: Priority,
     of_call: Priority,
@@ -266,7 +199,7 @@ def test_texts_and_variants_have_their_own_priority_within_that_of_the_call(
 
 
 def test_ranked_texts_have_the_priority_of_the_call(
-    models: dict[str, vitrine.SyncModel], runs: list[CallOptions]
+    models: Models, runs: list[CallOptions]
 ) -> None:
     models["cosine"].rerank("a", ["b c"], explain=vitrine.Deletion(by="words"))
     assert [options.priority for options in runs] == ["interactive", "bulk"]
@@ -284,9 +217,7 @@ def test_variants_run_after_the_texts_if_the_queue_has_no_room_for_both(
 
 @pytest.mark.parametrize("labels", [None, vitrine.CandidateLabels(labels=["a", "b"])])
 def test_texts_that_are_refused_at_once_are_not_explained(
-    models: dict[str, vitrine.SyncModel],
-    monkeypatch: pytest.MonkeyPatch,
-    labels: vitrine.CandidateLabels | None,
+    models: Models, monkeypatch: pytest.MonkeyPatch, labels: vitrine.CandidateLabels | None
 ) -> None:
     monkeypatch.setattr(DeletionPlanner, "first", lambda _: pytest.fail("variants are planned"))
     with pytest.raises(vitrine.InvalidInput, match="cannot classify"):
@@ -294,7 +225,7 @@ def test_texts_that_are_refused_at_once_are_not_explained(
 
 
 def test_errors_name_the_text_of_the_caller_or_none(
-    models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
+    models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, deletion = models["cosine"], vitrine.Deletion()
     for texts, pointer in ((["b", "\ud800"], "/documents/1"), (["\ud800", "b"], "/documents/0")):
@@ -336,14 +267,12 @@ def test_errors_name_the_text_of_the_caller_or_none(
         )
 
 
-def test_deadlines_end_explanations(models: dict[str, vitrine.SyncModel]) -> None:
+def test_deadlines_end_explanations(models: Models) -> None:
     with pytest.raises(vitrine.DeadlineExceeded):
         models["cosine"].score("a", "b c", explain=vitrine.Deletion(), timeout_s=0)
 
 
-def test_variants_for_which_the_tokens_do_not_suffice_have_no_number(
-    models: dict[str, vitrine.SyncModel],
-) -> None:
+def test_variants_for_which_the_tokens_do_not_suffice_have_no_number(models: Models) -> None:
     model = models["cosine"]
     # Query, empty text, three texts of two words, three of one; two special tokens each.
     text = "cat dog mat"
@@ -367,7 +296,7 @@ def test_variants_for_which_the_tokens_do_not_suffice_have_no_number(
 
 
 def test_variants_of_long_words_take_no_more_memory_than_those_of_tokens(
-    models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
+    models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chars = 0
 
@@ -385,7 +314,7 @@ def test_variants_of_long_words_take_no_more_memory_than_those_of_tokens(
 
 
 def test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice(
-    models: dict[str, vitrine.SyncModel], monkeypatch: pytest.MonkeyPatch
+    models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most, rows = 0, PairRows.rows
 
@@ -407,7 +336,7 @@ def test_of_many_pairs_the_first_are_explained_as_far_as_the_tokens_suffice(
 
 
 def test_a_pair_whose_units_alone_take_too_many_tokens_leaves_the_others_theirs(
-    models: dict[str, vitrine.SyncModel],
+    models: Models,
 ) -> None:
     documents = ["w5", " ".join(f"w{index}" for index in range(5, 20)), "w6"]
     deletion = vitrine.Deletion(by="words", max_tokens=200)
@@ -417,7 +346,7 @@ def test_a_pair_whose_units_alone_take_too_many_tokens_leaves_the_others_theirs(
 
 
 def test_a_pair_for_which_the_tokens_do_not_suffice_leaves_the_variants_of_others(
-    models: dict[str, vitrine.SyncModel],
+    models: Models,
 ) -> None:
     """The query is cut, so that the second pair is a variant of the first one."""
     model, query = models["multi"], "a cat and a dog " * 9
@@ -446,9 +375,7 @@ def test_planning_ends_at_the_deadline() -> None:
         planner.first()
 
 
-def test_explanations_need_a_deletion_or_a_bool_and_no_chunks(
-    models: dict[str, vitrine.SyncModel],
-) -> None:
+def test_explanations_need_a_deletion_or_a_bool_and_no_chunks(models: Models) -> None:
     model = models["cosine"]
     with pytest.raises(vitrine.InvalidInput, match="label is for classify") as raised:
         model.rerank("a", ["b"], explain=vitrine.Deletion(label="happy"))
@@ -459,9 +386,7 @@ def test_explanations_need_a_deletion_or_a_bool_and_no_chunks(
         model.score("a", "b", explain=vitrine.Deletion(), chunking=vitrine.Chunking())
 
 
-def test_scores_of_equal_texts_keep_their_order_and_errors_their_index(
-    models: dict[str, vitrine.SyncModel],
-) -> None:
+def test_scores_of_equal_texts_keep_their_order_and_errors_their_index(models: Models) -> None:
     model = models["cosine"]
     documents = ["a cat", "rain", "a cat", "w7 w8", "rain"]
     expected = [score(model, "cat", document) for document in documents]
@@ -479,7 +404,7 @@ def test_scores_of_equal_texts_keep_their_order_and_errors_their_index(
 
 
 def test_of_documents_with_more_tokens_than_the_limit_those_that_fit_are_explained(
-    models: dict[str, vitrine.SyncModel],
+    models: Models,
 ) -> None:
     model = models["cosine"]
     long = " ".join(f"w{index} w{index + 1}" for index in range(5, 65))
@@ -493,9 +418,7 @@ def test_of_documents_with_more_tokens_than_the_limit_those_that_fit_are_explain
     assert set(ranked.deletions) <= {1, 2}
 
 
-def test_a_text_that_fits_is_explained_with_on_overflow_error(
-    models: dict[str, vitrine.SyncModel],
-) -> None:
+def test_a_text_that_fits_is_explained_with_on_overflow_error(models: Models) -> None:
     # Without its hyphen or one of its words the text can have a token more.
     sentence = "A w5-w6 cat. It is w7 w8. "
     text = sentence
@@ -511,10 +434,7 @@ def test_a_text_that_fits_is_explained_with_on_overflow_error(
 @pytest.mark.parametrize("kind", ["cosine", "reranker"])
 @pytest.mark.parametrize("are_known", [True, False])
 def test_a_cut_text_runs_once_if_the_part_that_is_read_has_its_tokens(
-    models: dict[str, vitrine.SyncModel],
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
-    are_known: bool,
+    models: Models, monkeypatch: pytest.MonkeyPatch, kind: str, are_known: bool
 ) -> None:
     if not are_known:
         monkeypatch.setattr(VariantTexts, "have_same_rows", lambda *_: False)
@@ -543,9 +463,7 @@ def test_a_cut_text_runs_once_if_the_part_that_is_read_has_its_tokens(
     assert (text.whole == result.scores[0]) or not are_known
 
 
-def test_inputs_of_the_same_tokens_are_told_from_others(
-    models: dict[str, vitrine.SyncModel],
-) -> None:
+def test_inputs_of_the_same_tokens_are_told_from_others(models: Models) -> None:
     for kind in ("cosine", "reranker"):
         texts = VariantTexts(models[kind].model, (None, None), CallOptions())
         long = ("cat", "w5 w6 " * 200)
@@ -561,7 +479,7 @@ def test_inputs_of_the_same_tokens_are_told_from_others(
     )
 )
 def test_chunks_are_those_of_encode_chunks_and_each_number_is_the_difference_of_two_scores(
-    models: dict[str, vitrine.SyncModel], sentences: list[str]
+    models: Models, sentences: list[str]
 ) -> None:
     model, document = models["cosine"], ". ".join(sentences)
     result = model.score("w7", document, explain=vitrine.Deletion(by="chunks"))
@@ -580,7 +498,7 @@ def test_chunks_are_those_of_encode_chunks_and_each_number_is_the_difference_of_
         assert unit.alone == pytest.approx(alone - empty, abs=1e-5)
 
 
-def test_text_of_white_space_has_no_chunks(models: dict[str, vitrine.SyncModel]) -> None:
+def test_text_of_white_space_has_no_chunks(models: Models) -> None:
     deletion = vitrine.Deletion(by="chunks")
     result = models["cosine"].score("w5", ["", " \n\u00a0", "w6"], explain=deletion)
     assert [len(result.deletions[index].texts[0].units) for index in range(3)] == [0, 0, 1]

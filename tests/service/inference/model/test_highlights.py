@@ -3,16 +3,7 @@
 import pytest
 
 import vitrine
-from tests.service.api.conftest import (  # noqa: F401 - fixtures
-    multi_encoder,
-    reranker,
-    sparse_encoder,
-)
-from tests.service.inference.model.test_deletions import (  # noqa: F401 - a fixture
-    BOUNDS,
-    KINDS,
-    models,
-)
+from tests.service.inference.model.conftest import BOUNDS, KINDS, Models
 
 pytestmark = pytest.mark.slow
 
@@ -22,8 +13,7 @@ DOCUMENTS = ["It is w5. A cat w7. It is w9.", "w40 not", "", "A dog. A cat."]
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_highlights_are_the_best_sentences_of_an_explanation_by_deletion(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    kind: str,
+    models: Models, kind: str
 ) -> None:
     model = models[kind]
     deletion = vitrine.Deletion(by="sentences", top_n=len(DOCUMENTS))
@@ -50,8 +40,7 @@ def test_highlights_are_the_best_sentences_of_an_explanation_by_deletion(
 
 @pytest.mark.parametrize("kind", ["cosine", "reranker"])
 def test_the_best_documents_have_highlights_as_far_as_the_tokens_suffice(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    kind: str,
+    models: Models, kind: str
 ) -> None:
     documents = [f"It is w{index} cat. A w{index + 1} dog. A cat." for index in range(5, 45)] * 20
     result = models[kind].rerank(QUERY, documents, explain=vitrine.Highlights())
@@ -65,9 +54,7 @@ def test_the_best_documents_have_highlights_as_far_as_the_tokens_suffice(
 
 @pytest.mark.parametrize("kind", ["cosine", "reranker"])
 def test_the_best_sentences_alone_are_left_out_however_few_the_tokens(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    monkeypatch: pytest.MonkeyPatch,
-    kind: str,
+    models: Models, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr("service.inference.model.explanations._HIGHLIGHTS", (1, 1))
     documents = [" ".join(f"W{a + b}." for b in range(10)) for a in range(5, 45)]
@@ -84,9 +71,7 @@ def test_the_best_sentences_alone_are_left_out_however_few_the_tokens(
 @pytest.mark.parametrize("kind", ["cosine", "reranker"])
 @pytest.mark.parametrize("document", ["It is w{} cat, a dog and w9.", "It is w{} cat. A w9 dog."])
 def test_all_of_many_short_documents_have_highlights(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    kind: str,
-    document: str,
+    models: Models, kind: str, document: str
 ) -> None:
     documents = [document.format(index % 50 + 5) for index in range(500)]
     result = models[kind].rerank(QUERY, documents, explain=vitrine.Highlights())
@@ -94,9 +79,7 @@ def test_all_of_many_short_documents_have_highlights(
     assert result.explanation_tokens <= 20_000
 
 
-def test_documents_that_are_cut_have_highlights_too(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_documents_that_are_cut_have_highlights_too(models: Models) -> None:
     document = " ".join(f"It is w{index} cat." for index in range(5, 45)) * 4
     documents = [f"w{index} {document}" for index in range(5, 55)]
     result = models["cosine"].rerank(QUERY, documents, explain=vitrine.Highlights())
@@ -106,8 +89,7 @@ def test_documents_that_are_cut_have_highlights_too(
 
 
 def test_a_long_query_takes_no_highlights_from_a_short_document(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    monkeypatch: pytest.MonkeyPatch,
+    models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each sentence alone costs the query again, more than this aim.
     monkeypatch.setattr("service.inference.model.explanations._HIGHLIGHTS", (1, 1))
@@ -120,9 +102,7 @@ def test_a_long_query_takes_no_highlights_from_a_short_document(
 # Less than the document has, and less than its sentences alone.
 @pytest.mark.parametrize("max_tokens", [5, 20])
 def test_documents_for_which_the_tokens_do_not_suffice_have_their_scores_alone(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    monkeypatch: pytest.MonkeyPatch,
-    max_tokens: int,
+    models: Models, monkeypatch: pytest.MonkeyPatch, max_tokens: int
 ) -> None:
     monkeypatch.setattr("service.inference.model.deletion_planner.MAX_TOKENS", max_tokens)
     result = models["cosine"].rerank(QUERY, DOCUMENTS[:1], explain=vitrine.Highlights())

@@ -1,7 +1,6 @@
 """Explanations of labels by deletion, against results of `classify` for the variants."""
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +14,11 @@ from models.artifact import Artifact
 from models.manifest import MANIFEST
 from service.inference.results.loaded_model import LoadedModel
 from tests.models.checkpoints import edit_json
-from tests.service.api.conftest import classifier  # noqa: F401 - a fixture
-from tests.service.inference.model.test_deletions import TEXT, left
+from tests.service.inference.model.conftest import TEXT, THREAD, left
 
 pytestmark = pytest.mark.slow
 
 BOUND = 2e-5
-
-
-@pytest.fixture(scope="module")
-def model(classifier: Artifact) -> Iterator[vitrine.SyncModel]:  # noqa: F811 - the fixture
-    with vitrine.SyncModel(classifier.path, vitrine.ModelOptions(threads=1)) as model:
-        yield model
 
 
 @settings(max_examples=8)
@@ -37,13 +29,13 @@ def model(classifier: Artifact) -> Iterator[vitrine.SyncModel]:  # noqa: F811 - 
     column=st.sampled_from([None, 0, 2]),
 )
 def test_each_number_is_the_difference_of_two_results(
-    model: vitrine.SyncModel, first: str, second: str | None, by: str, column: int | None
+    labeler: vitrine.SyncModel, first: str, second: str | None, by: str, column: int | None
 ) -> None:
     own = first if second is None else (first, second)
-    plain = model.classify([own])
+    plain = labeler.classify([own])
     label = None if column is None else plain.labels[column]
     deletion = vitrine.Deletion(by=by, label=label)  # type: ignore[arg-type]
-    result = model.classify([own], explain=deletion)
+    result = labeler.classify([own], explain=deletion)
     np.testing.assert_allclose(result.logits, plain.logits, atol=BOUND)
     assert result.labels == plain.labels
     assert len(result.rows) == 1
@@ -58,7 +50,7 @@ def test_each_number_is_the_difference_of_two_results(
     assert result.rows[0].truncated or parts == texts
 
     def values(*texts: str) -> tuple[float, float]:
-        scored = model.classify([texts[0] if len(texts) == 1 else (texts[0], texts[1])])
+        scored = labeler.classify([texts[0] if len(texts) == 1 else (texts[0], texts[1])])
         return float(scored.scores[0, column]), float(scored.logits[0, column])
 
     whole = values(*parts)
@@ -82,11 +74,11 @@ def test_each_number_is_the_difference_of_two_results(
                 assert unit.alone == pytest.approx(alone, abs=BOUND)
 
 
-def test_words_are_those_of_the_sentences_that_rank_first(model: vitrine.SyncModel) -> None:
+def test_words_are_those_of_the_sentences_that_rank_first(labeler: vitrine.SyncModel) -> None:
     text = "w5 w6. w7 w9! w40 w8? w21. w33 w5."
     inputs = [text, " ".join(reversed(text.split())), f"w50! {text}", f"{text} w12 w13!"]
-    for label in (None, *model.classify([text]).labels):
-        result = model.classify(inputs, explain=vitrine.Deletion(label=label, max_tokens=20_000))
+    for label in (None, *labeler.classify([text]).labels):
+        result = labeler.classify(inputs, explain=vitrine.Deletion(label=label, max_tokens=20_000))
         for explanation in result.deletions.values():
             (own,) = explanation.texts
             best = [(unit.start, unit.end) for unit in own.units if unit.rank <= 2]
@@ -95,9 +87,9 @@ def test_words_are_those_of_the_sentences_that_rank_first(model: vitrine.SyncMod
             assert all(any(a <= word.start < b for a, b in best) for word in own.words)
 
 
-def test_the_best_label_of_each_input_is_explained(model: vitrine.SyncModel) -> None:
+def test_the_best_label_of_each_input_is_explained(labeler: vitrine.SyncModel) -> None:
     inputs: list[str | tuple[str, str]] = ["w5 w9", ("w40 cat", "w7"), "not w6", "w21"]
-    result = model.classify(inputs, explain=vitrine.Deletion())
+    result = labeler.classify(inputs, explain=vitrine.Deletion())
     best = [result.labels[row[0]] for row in result.best_labels(1)]
     assert [explanation.label for explanation in result.deletions.values()] == best
     assert [len(explanation.texts) for explanation in result.deletions.values()] == [1, 2, 1, 1]
@@ -105,14 +97,14 @@ def test_the_best_label_of_each_input_is_explained(model: vitrine.SyncModel) -> 
 
 
 def test_the_best_of_labels_with_the_same_name_is_explained(
-    classifier: Artifact,  # noqa: F811 - the fixture
+    classifier: Artifact,
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "same-names"
     shutil.copytree(classifier.path, folder)
     edit_json(folder / MANIFEST, labels=["same", "same", "other"])
     inputs = ["w5 w9", "w40 cat", "w8", "w21"]
-    with vitrine.SyncModel(folder, vitrine.ModelOptions(threads=1)) as model:
+    with vitrine.SyncModel(folder, THREAD) as model:
         best = model.classify(inputs, explain=vitrine.Deletion())
         named = model.classify(inputs, explain=vitrine.Deletion(label="same"))
     for result, columns in ((best, [0, 1, 2]), (named, [0, 1])):
@@ -131,27 +123,27 @@ def test_the_best_of_labels_with_the_same_name_is_explained(
     ],
 )
 def test_options_that_do_not_apply_are_named(
-    model: vitrine.SyncModel, deletion: vitrine.Deletion, pointer: str
+    labeler: vitrine.SyncModel, deletion: vitrine.Deletion, pointer: str
 ) -> None:
     with pytest.raises(vitrine.InvalidInput) as raised:
-        model.classify("w5", explain=deletion)
+        labeler.classify("w5", explain=deletion)
     assert raised.value.pointer == pointer
 
 
-def test_errors_name_the_input(model: vitrine.SyncModel) -> None:
+def test_errors_name_the_input(labeler: vitrine.SyncModel) -> None:
     with pytest.raises(vitrine.InvalidInput) as raised:
-        model.classify(["w5", "\ud800"], explain=vitrine.Deletion())
+        labeler.classify(["w5", "\ud800"], explain=vitrine.Deletion())
     assert raised.value.pointer == "/inputs/1"
     with pytest.raises(vitrine.InvalidInput, match="by a Deletion"):
-        model.classify("w5", explain=vitrine.Terms())  # type: ignore[arg-type]
+        labeler.classify("w5", explain=vitrine.Terms())  # type: ignore[arg-type]
 
 
 def test_of_many_inputs_to_classify_those_that_fit_are_explained(
-    model: vitrine.SyncModel,
+    labeler: vitrine.SyncModel,
 ) -> None:
     inputs = [f"w{index} w5 cat" for index in range(5, 45)]
     deletion = vitrine.Deletion(by="words", max_tokens=200)
-    result = model.classify(inputs, explain=deletion)
+    result = labeler.classify(inputs, explain=deletion)
     assert len(result.rows) == len(inputs)
     assert 0 < len(result.deletions) < len(inputs)
     assert [*result.deletions] == [*range(len(result.deletions))]
@@ -160,7 +152,7 @@ def test_of_many_inputs_to_classify_those_that_fit_are_explained(
 
 @pytest.mark.parametrize("count", [1, 40])
 def test_the_explained_label_is_that_of_the_result_even_if_later_results_differ(
-    model: vitrine.SyncModel, monkeypatch: pytest.MonkeyPatch, count: int
+    labeler: vitrine.SyncModel, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
     variants: list[vitrine.Row] = []
     run = LoadedModel.run
@@ -174,7 +166,7 @@ def test_the_explained_label_is_that_of_the_result_even_if_later_results_differ(
 
     monkeypatch.setattr(LoadedModel, "run", negated)
     inputs = [f"w{index} w5 cat" for index in range(6, 6 + count)]
-    result = model.classify(inputs, explain=vitrine.Deletion(by="words", max_tokens=2000))
+    result = labeler.classify(inputs, explain=vitrine.Deletion(by="words", max_tokens=2000))
     assert result.deletions
     for index, explanation in result.deletions.items():
         column = result.best_labels(1)[index][0]

@@ -17,7 +17,7 @@ from models.artifact import Artifact
 from models.manifest import MANIFEST
 from service.inference.explain.notebook_html import Chip, Passage, explanation_html
 from tests.models.checkpoints import edit_json
-from tests.service.api.conftest import classifier, reranker  # noqa: F401 - fixtures
+from tests.service.inference.model.conftest import THREAD, Models
 
 PAGE = Path(__file__).parents[4] / "service/page/static"
 # The page's own colours and numbers, of its light style.
@@ -36,7 +36,6 @@ console.log(JSON.stringify(cases.map((values) => {
 """
 MARKUP = '<b onclick="go()">cat</b> & \'dog\' <script>alert("1")</script>'
 DOCUMENTS = ["A cat sat. It rained at noon.", f"w5 {MARKUP} w6.", "w7"]
-THREAD = vitrine.ModelOptions(threads=1)
 
 
 class Shown(NamedTuple):
@@ -212,11 +211,9 @@ def test_truncated_text_says_what_the_model_reads(model: vitrine.SyncModel) -> N
 
 
 @pytest.mark.slow
-def test_label_and_pair_of_texts_are_named(classifier: Artifact) -> None:  # noqa: F811
-    with vitrine.SyncModel(classifier.path, THREAD) as model:
-        result = model.classify(["w5 w6", ("w7", "w8 w9")], explain=vitrine.Deletion(by="words"))
-        plain = model.classify(["w5 w6"])
-        assert plain._repr_html_() is None
+def test_label_and_pair_of_texts_are_named(labeler: vitrine.SyncModel) -> None:
+    result = labeler.classify(["w5 w6", ("w7", "w8 w9")], explain=vitrine.Deletion(by="words"))
+    assert labeler.classify(["w5 w6"])._repr_html_() is None
     picture = Picture(result._repr_html_() or "")
     assert [unit.text for unit in picture.units] == ["w5", "w6", "w7", "w8", "w9"]
     titles = " ".join(picture.texts)
@@ -229,7 +226,7 @@ def test_label_and_pair_of_texts_are_named(classifier: Artifact) -> None:  # noq
 
 @pytest.mark.slow
 def test_numbers_stay_beside_labels_that_run_from_right_to_left(
-    classifier: Artifact,  # noqa: F811
+    classifier: Artifact,
     tmp_path: Path,
 ) -> None:
     shutil.copytree(classifier.path, tmp_path / "artifact")
@@ -248,9 +245,8 @@ def test_numbers_stay_beside_labels_that_run_from_right_to_left(
 
 
 @pytest.mark.slow
-def test_reranker_is_shown_by_its_logits(reranker: Artifact) -> None:  # noqa: F811
-    with vitrine.SyncModel(reranker.path, THREAD) as model:
-        result = model.rerank("w5", ["w6 w7"], explain=vitrine.Deletion(by="words"))
+def test_reranker_is_shown_by_its_logits(models: Models) -> None:
+    result = models["reranker"].rerank("w5", ["w6 w7"], explain=vitrine.Deletion(by="words"))
     explanation = result.deletions[0]
     assert repr(explanation).startswith("Deletions(logit ")
     titles = [unit.title for unit in Picture(explanation._repr_html_()).units]

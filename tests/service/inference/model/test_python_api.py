@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,16 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
-from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
 from service.inference.batching.devices import Devices
 from service.inference.call_options import CallOptions
-from service.inference.results.batch_run import BatchItem
 from service.inference.results.loaded_model import LoadedModel
-from service.inference.results.vectors import RowResults
 from tests.eventually import HANG_S, eventually_async
+from tests.service.inference.model.conftest import THREAD, HeldRuns
 
 TEXTS = ["The cat sat on the mat.", "Strassenbahn", "a b c " * 40]
 TWO_THREADS = vitrine.ModelOptions(threads=2)
@@ -66,15 +64,6 @@ async def test_inputs_that_are_changed_during_a_call_do_not_change_its_results(
     released.set()
     for result in await asyncio.gather(*calls):
         np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-5)
-
-
-def test_synchronous_and_http_results_are_identical(
-    sync_model: vitrine.SyncModel, client: TestClient
-) -> None:
-    result = sync_model.encode(TEXTS, dimensions=10)
-    body = {"inputs": TEXTS, "dimensions": 10}
-    expected = client.post("/encode", json=body).json()["embeddings"]
-    np.testing.assert_allclose(result.vectors, expected, rtol=0, atol=1e-6)
 
 
 def test_synchronous_model_has_every_method_of_the_model() -> None:
@@ -124,41 +113,26 @@ async def test_invalid_input_error_names_its_index_and_the_next_call_succeeds(
 async def test_cancelled_call_leaves_the_queue(
     model: vitrine.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, began = threading.Event(), threading.Event()
-    run = model.batcher._runner._run
-
-    def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
-        began.set()
-        assert gate.wait(HANG_S)
-        return run(items)
-
-    monkeypatch.setattr(model.batcher._runner, "_run", held)
+    runs = HeldRuns(model, monkeypatch)
     running = [asyncio.create_task(model.encode(["held"])) for _ in range(2)]
-    await eventually_async(began.is_set)
+    await eventually_async(lambda: runs.sizes)
     queued = asyncio.create_task(model.encode(["queued " * 50] * 20))
     await eventually_async(lambda: model.batcher.queued_tokens > 1000)
     queued.cancel()
     with pytest.raises(asyncio.CancelledError):
         await queued
     assert model.batcher.queued_tokens < 100
-    gate.set()
+    runs.gate.set()
     await asyncio.gather(*running)
 
 
 async def test_call_that_misses_its_deadline_raises_deadline_exceeded(
     model: vitrine.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate = threading.Event()
-    run = model.batcher._runner._run
-
-    def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
-        assert gate.wait(HANG_S)
-        return run(items)
-
-    monkeypatch.setattr(model.batcher._runner, "_run", held)
+    runs = HeldRuns(model, monkeypatch)
     with pytest.raises(vitrine.DeadlineExceeded, match=r"deadline of 0\.1 s exceeded"):
         await model.encode(["late"], timeout_s=0.1)
-    gate.set()
+    runs.gate.set()
 
 
 @pytest.mark.parametrize(
@@ -197,27 +171,18 @@ def test_every_method_passes_the_priority_on(
 async def test_bulk_calls_are_queued_behind_interactive_ones(
     small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gate, ran = threading.Event(), list[int]()
-
-    def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
-        ran.append(len(items))
-        assert gate.wait(HANG_S)
-        return run(items)
-
-    one_stream = vitrine.ModelOptions(threads=1)
-    async with await vitrine.open_model(small_artifact.path, one_stream) as model:
-        run = model.batcher._runner._run
-        monkeypatch.setattr(model.batcher._runner, "_run", held)
+    async with await vitrine.open_model(small_artifact.path, THREAD) as model:
+        runs = HeldRuns(model, monkeypatch)
         running = asyncio.create_task(model.encode(["held"]))
-        await eventually_async(lambda: ran)
+        await eventually_async(lambda: runs.sizes)
         bulk = asyncio.create_task(model.encode(["long text " * 20] * 100, priority="bulk"))
         await eventually_async(lambda: model.batcher.queued_tokens > 1000)
         before = model.batcher.queued_tokens
         interactive = asyncio.create_task(model.encode(["a", "b", "c", "d", "e"]))
         await eventually_async(lambda: model.batcher.queued_tokens > before)
-        gate.set()
+        runs.gate.set()
         await asyncio.gather(running, interactive, bulk)
-    assert ran[:2] == [1, 5]
+    assert runs.sizes[:2] == [1, 5]
 
 
 async def test_models_of_a_process_share_its_devices(

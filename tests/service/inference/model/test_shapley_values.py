@@ -1,35 +1,17 @@
 """Shapley values of words and sentences, against all orders of the units of small texts."""
 
-from collections.abc import Iterator
 from itertools import permutations
 
 import numpy as np
 import pytest
 
 import vitrine
-from models.artifact import Artifact
 from service.inference.explain.deletion import unit_spans, with_units
-from tests.service.api.conftest import (  # noqa: F401 - fixtures
-    classifier,
-    multi_encoder,
-    reranker,
-    sparse_encoder,
-)
-from tests.service.inference.model.test_deletions import (  # noqa: F401 - a fixture
-    BOUNDS,
-    models,
-    score,
-)
+from tests.service.inference.model.conftest import BOUNDS, Models, score
 
 pytestmark = pytest.mark.slow
 
 QUERY, DOCUMENT = "w5 cat", "w9 w40 not cat."
-
-
-@pytest.fixture(scope="module")
-def label_model(classifier: Artifact) -> Iterator[vitrine.SyncModel]:  # noqa: F811 - the fixture
-    with vitrine.SyncModel(classifier.path, vitrine.ModelOptions(threads=1)) as model:
-        yield model
 
 
 def exact(results: dict[tuple[bool, ...], float]) -> list[float]:
@@ -47,10 +29,7 @@ def exact(results: dict[tuple[bool, ...], float]) -> list[float]:
 
 
 @pytest.mark.parametrize("kind", ["cosine", "dot", "sparse", "multi", "reranker"])
-def test_values_are_the_mean_changes_over_all_orders(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    kind: str,
-) -> None:
+def test_values_are_the_mean_changes_over_all_orders(models: Models, kind: str) -> None:
     model, bound = models[kind], 4 * BOUNDS.get(kind, 5e-6)
     result = model.score(QUERY, DOCUMENT, explain=vitrine.Deletion(method="shapley"))
     assert not result.deletions
@@ -72,9 +51,7 @@ def test_values_are_the_mean_changes_over_all_orders(
         assert order == sorted(text.units, key=lambda unit: -unit.value)
 
 
-def test_values_of_many_units_are_estimated_and_sum_exactly(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_values_of_many_units_are_estimated_and_sum_exactly(models: Models) -> None:
     document = " ".join(f"w{index}" for index in range(5, 25))
     deletion = vitrine.Deletion(method="shapley", samples=100, seed=1)
     model = models["cosine"]
@@ -92,11 +69,8 @@ def test_values_of_many_units_are_estimated_and_sum_exactly(
     assert [unit.value for unit in text.units] != [unit.value for unit in one.units]
 
 
-def test_values_of_labels_and_of_both_texts(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    label_model: vitrine.SyncModel,
-) -> None:
-    result = label_model.classify(
+def test_values_of_labels_and_of_both_texts(models: Models, labeler: vitrine.SyncModel) -> None:
+    result = labeler.classify(
         ["w5 w9", ("cat", "w7 w8")], explain=vitrine.Deletion(method="shapley", by="words")
     )
     assert [len(values.texts) for values in result.shapley_values.values()] == [1, 2]
@@ -116,9 +90,7 @@ def test_values_of_labels_and_of_both_texts(
     )
 
 
-def test_too_few_samples_are_refused(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-) -> None:
+def test_too_few_samples_are_refused(models: Models) -> None:
     deletion = vitrine.Deletion(method="shapley", samples=10)
     with pytest.raises(vitrine.InvalidInput, match="needs at least 14") as raised:
         models["cosine"].score(QUERY, DOCUMENT, explain=deletion)
@@ -134,9 +106,7 @@ def test_too_few_samples_are_refused(
     ],
 )
 def test_too_many_texts_are_refused_before_they_are_made(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    monkeypatch: pytest.MonkeyPatch,
-    document: str,
+    models: Models, monkeypatch: pytest.MonkeyPatch, document: str
 ) -> None:
     def make(*_: object) -> str:
         pytest.fail("variants were made")
@@ -151,8 +121,7 @@ def test_too_many_texts_are_refused_before_they_are_made(
 
 @pytest.mark.parametrize("max_tokens", [None, 3000])
 def test_of_many_pairs_the_first_have_values_as_far_as_the_tokens_suffice(
-    models: dict[str, vitrine.SyncModel],  # noqa: F811 - the fixture
-    max_tokens: int | None,
+    models: Models, max_tokens: int | None
 ) -> None:
     documents = [f"w5 w6 w7 w8 w{at}" for at in range(9, 109)]
     deletion = vitrine.Deletion(method="shapley", max_tokens=max_tokens)
@@ -164,14 +133,12 @@ def test_of_many_pairs_the_first_have_values_as_far_as_the_tokens_suffice(
     assert 0.4 * limit < result.explanation_tokens <= limit
 
 
-def test_of_many_inputs_to_classify_those_that_fit_have_values(
-    label_model: vitrine.SyncModel,
-) -> None:
+def test_of_many_inputs_to_classify_those_that_fit_have_values(labeler: vitrine.SyncModel) -> None:
     long = " ".join(f"w{index}" for index in range(5, 25))
     deletion = vitrine.Deletion(method="shapley", max_tokens=500)
-    result = label_model.classify([long, "w5 w6 w7", "w8 cat"], explain=deletion)
+    result = labeler.classify([long, "w5 w6 w7", "w8 cat"], explain=deletion)
     assert len(result.rows) == 3
     assert [*result.shapley_values] == [1, 2]
     assert result.explanation_tokens <= 500
     with pytest.raises(vitrine.InvalidInput, match="more than 500 tokens"):
-        label_model.classify([long, long], explain=deletion)
+        labeler.classify([long, long], explain=deletion)

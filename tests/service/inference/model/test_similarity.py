@@ -1,6 +1,7 @@
 """Similarities of vectors, against the functions of sentence-transformers in float64."""
 
-from typing import get_args
+from collections.abc import Callable
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -43,20 +44,18 @@ def pairs_of(seed: int, count: int, width: int, scale: float, *, sparse: bool) -
     return [queries, documents]
 
 
+def reference(compare: Callable[..., Any], queries: Vectors, documents: Vectors) -> Any:  # noqa: ANN401
+    """Return similarities by a function of sentence-transformers, in float64."""
+    return compare(*(torch.from_numpy(own.astype(np.float64)) for own in (queries, documents)))
+
+
 def pairwise(kind: str, queries: Vectors, documents: Vectors) -> NDArray[np.float64]:
     compare = SimilarityFunction.to_similarity_pairwise_fn(kind)
-    result: NDArray[np.float64] = compare(
-        torch.from_numpy(queries.astype(np.float64)), torch.from_numpy(documents.astype(np.float64))
-    ).numpy()
-    return result
+    return np.asarray(reference(compare, queries, documents))
 
 
 def matrix(kind: str, queries: Vectors, documents: Vectors) -> NDArray[np.float64]:
-    compare = SimilarityFunction.to_similarity_fn(kind)
-    result: NDArray[np.float64] = compare(
-        torch.from_numpy(queries.astype(np.float64)), torch.from_numpy(documents.astype(np.float64))
-    ).numpy()
-    return result
+    return np.asarray(reference(SimilarityFunction.to_similarity_fn(kind), queries, documents))
 
 
 def sparse_rows(vectors: Vectors) -> list[SparseVector]:

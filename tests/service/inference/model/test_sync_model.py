@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,9 @@ import pytest
 
 import vitrine
 from models.artifact import Artifact
-from service.inference.results.batch_run import BatchItem
-from service.inference.results.vectors import RowResults
 from tests.eventually import HANG_S, eventually
+from tests.service.inference.model.conftest import THREAD, HeldRuns
 
-THREAD = vitrine.ModelOptions(threads=1)
 LONG = ["long text " * 50] * 200
 OPEN = """
 import sys, threading
@@ -95,15 +93,9 @@ def model(small_artifact: Artifact) -> Iterator[vitrine.SyncModel]:
 @pytest.fixture
 def gate(model: vitrine.SyncModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Holds all runs of the model until it is set."""
-    gate, run = threading.Event(), model.model.batcher._runner._run
-
-    def held(items: Sequence[BatchItem]) -> Sequence[RowResults]:
-        assert gate.wait(HANG_S)
-        return run(items)
-
-    monkeypatch.setattr(model.model.batcher._runner, "_run", held)
-    yield gate
-    gate.set()
+    runs = HeldRuns(model.model, monkeypatch)
+    yield runs.gate
+    runs.gate.set()
 
 
 def test_closed_model_can_be_closed_again_and_calls_say_that_it_is_closed(

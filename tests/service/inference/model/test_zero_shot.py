@@ -23,8 +23,8 @@ pytestmark = pytest.mark.slow
 ORDERS = {
     "mnli": ("bert", ("contradiction", "neutral", "entailment")),
     "xnli": ("roberta", ("ENTAILMENT", "neutral", "contradiction")),
-    "snli": ("deberta-v2", ("contradiction", "entailment", "neutral")),
-    "two": ("modernbert", ("entailment", "not_entailment")),
+    "snli": ("bert", ("contradiction", "entailment", "neutral")),
+    "two": ("bert", ("entailment", "not_entailment")),
 }
 TEMPLATE = "w9 {} w10"
 LABELS = ["w11", "w12 w13", "w14", "w15 w5"]

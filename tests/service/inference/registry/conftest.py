@@ -1,7 +1,8 @@
-"""Registries of small models, and loads that are held."""
+"""Registries of small models, artifacts that are watched, and loads that are held."""
 
 import asyncio
-from collections.abc import AsyncIterator
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,21 @@ from models.manifest import ArtifactError
 from service.inference.model.model import Model
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.registry import memory
+from service.inference.registry.model_watch import ModelWatch
 from service.inference.registry.registry import ModelRegistry
 from service.inference.registry.served_models import ModelSpec
 
 ONE_THREAD = ModelOptions(threads=1)
 
 
-def spec(artifact: Artifact, name: str, *aliases: str) -> ModelSpec:
-    return ModelSpec(path=artifact.path, aliases=aliases, options=replace(ONE_THREAD, name=name))
+def spec(artifact: Artifact | Path, name: str, *aliases: str) -> ModelSpec:
+    path = artifact if isinstance(artifact, Path) else artifact.path
+    return ModelSpec(path=path, aliases=aliases, options=replace(ONE_THREAD, name=name))
+
+
+def specs(artifact: Artifact, names: str) -> list[ModelSpec]:
+    """Return models with one artifact, whose names are the letters."""
+    return [spec(artifact, name) for name in names]
 
 
 @asynccontextmanager
@@ -33,6 +41,26 @@ async def opened(*specs: ModelSpec, **options: Any) -> AsyncIterator[ModelRegist
         yield registry
     finally:
         await registry.close()
+
+
+@asynccontextmanager
+async def watched(
+    specs: Callable[[], Sequence[ModelSpec]],
+    **options: Any,  # noqa: ANN401
+) -> AsyncIterator[tuple[ModelRegistry, ModelWatch]]:
+    """Serve models whose artifacts are watched."""
+    registry = ModelRegistry(**options)
+    watch = ModelWatch(registry, specs)
+    await watch.open()
+    try:
+        yield registry, watch
+    finally:
+        await registry.close()
+
+
+def loaded(registry: ModelRegistry) -> list[str]:
+    """Return the names of the models in memory."""
+    return [status.name for status in registry.statuses() if status.model is not None]
 
 
 class HeldLoads:
@@ -61,3 +89,12 @@ class HeldLoads:
 def size(small_artifact: Artifact) -> int:
     """Size of the weights of the small model, in bytes."""
     return weight_bytes(small_artifact)
+
+
+@pytest.fixture
+def broken(small_artifact: Artifact, tmp_path: Path) -> Path:
+    """A copy of the small model's artifact without weights."""
+    copy = tmp_path / "broken"
+    shutil.copytree(small_artifact.path, copy)
+    (copy / "model.weights").write_bytes(b"")
+    return copy

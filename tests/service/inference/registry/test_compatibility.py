@@ -2,8 +2,7 @@
 
 import logging
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +15,11 @@ from models.artifact import Artifact
 from models.engines import weight_bytes
 from models.manifest import CHECK, MANIFEST, Manifest
 from service.inference.errors import InvalidInput, NotReady
-from service.inference.model.opening import ModelOptions
 from service.inference.registry.compatibility import incompatibilities
-from service.inference.registry.model_watch import ModelWatch
-from service.inference.registry.registry import ModelRegistry
-from service.inference.registry.served_models import ModelSpec
 from tests.batchers import ManualClock
 from tests.hostile_artifacts import edit
 from tests.models.checkpoints import edit_json
+from tests.service.inference.registry.conftest import loaded, opened, spec, watched
 
 
 def manifest(**fields: Any) -> Manifest:  # noqa: ANN401 - those of a manifest
@@ -107,20 +103,6 @@ def edited(small_artifact: Artifact, tmp_path: Path) -> Edit:
     return edit
 
 
-def spec(path: Path, name: str) -> ModelSpec:
-    return ModelSpec(path=path, options=ModelOptions(name=name, threads=1))
-
-
-@asynccontextmanager
-async def opened(*specs: ModelSpec, **options: Any) -> AsyncIterator[ModelRegistry]:  # noqa: ANN401
-    registry = ModelRegistry(**options)
-    await registry.open(specs)
-    try:
-        yield registry
-    finally:
-        await registry.close()
-
-
 async def test_incompatible_version_is_refused_unless_it_is_allowed(edited: Edit) -> None:
     old, dot = edited("old"), edited("dot", similarity="dot")
     async with opened(spec(old, "a")) as registry:
@@ -158,7 +140,7 @@ async def test_unloaded_model_whose_artifact_became_incompatible_is_not_served(
     clock = ManualClock()
     specs = [spec(path, path.name) for path in paths]
     async with opened(*specs, max_bytes=budget, clock=clock) as registry:
-        assert [status.name for status in registry.statuses() if status.model is None] == ["b"]
+        assert loaded(registry) == ["a"]
         edit_json(paths[1] / MANIFEST, similarity="dot")
         with pytest.raises(NotReady, match="cannot be loaded") as error:
             await registry.lease("b")
@@ -177,23 +159,16 @@ async def test_watch_keeps_the_old_version_and_logs_the_differences(
     edited: Edit, small_artifact: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = edited("a")
-    registry = ModelRegistry()
-    watch = ModelWatch(registry, lambda: [spec(path, "a")])
-    await watch.open()
-    try:
+    async with watched(lambda: [spec(path, "a")]) as (registry, watch):
         before = registry.current("a")
-        for change in ({"similarity": "euclidean"}, {"activation": "sigmoid"}):
+        for name, value in (("similarity", "euclidean"), ("activation", "sigmoid")):
             caplog.clear()
             shutil.rmtree(path)
             shutil.copytree(small_artifact.path, path)
-            edit_json(path / MANIFEST, **change)
+            edit_json(path / MANIFEST, **{name: value})
             await watch.scan()
             assert registry.current("a") is before
             (record,) = [r for r in caplog.records if r.levelno == logging.ERROR]
-            ((name, value),) = change.items()
-            assert (
-                f"cannot load {path}: the new version has the {name} {value} in" in record.message
-            )
+            expected = f"cannot load {path}: the new version has the {name} {value} in"
+            assert expected in record.message
             assert record.exc_info is None
-    finally:
-        await registry.close()

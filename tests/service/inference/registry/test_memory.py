@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,14 @@ from service.inference.model.model import Model
 from service.inference.registry import memory
 from service.inference.registry.memory import ModelMemory
 from service.inference.registry.registry import ModelRegistry
-from service.inference.registry.served_models import ModelSpec
 from tests.batchers import ManualClock
 from tests.eventually import eventually_async
-from tests.service.inference.registry.conftest import ONE_THREAD, HeldLoads, opened, spec
+from tests.service.inference.registry.conftest import HeldLoads, loaded, opened, spec, specs
 
 
 async def test_budget_loads_only_the_models_that_fit(small_artifact: Artifact, size: int) -> None:
-    specs = [spec(small_artifact, name) for name in "abc"]
-    async with opened(*specs, max_bytes=2 * size) as registry:
-        loaded = {status.name: status.model is not None for status in registry.statuses()}
-        assert loaded == {"a": True, "b": True, "c": False}
+    async with opened(*specs(small_artifact, "abc"), max_bytes=2 * size) as registry:
+        assert loaded(registry) == ["a", "b"]
 
 
 async def test_budget_below_one_model_is_refused(small_artifact: Artifact, size: int) -> None:
@@ -38,21 +34,18 @@ async def test_budget_below_one_model_is_refused(small_artifact: Artifact, size:
 async def test_load_on_demand_unloads_the_least_recently_used_model(
     small_artifact: Artifact, size: int
 ) -> None:
-    specs = [spec(small_artifact, name) for name in "abc"]
-    async with opened(*specs, max_bytes=2 * size) as registry:
+    async with opened(*specs(small_artifact, "abc"), max_bytes=2 * size) as registry:
         for name, expected in (("a", "ab"), ("c", "ac"), ("b", "bc"), ("a", "ab")):
             with await registry.lease(name) as model:
                 await model.encode("a text")
-            loaded = [s.name for s in registry.statuses() if s.model is not None]
-            assert loaded == list(expected)
+            assert loaded(registry) == list(expected)
 
 
 async def test_requests_for_an_unloaded_model_share_one_load(
     small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = HeldLoads(monkeypatch)
-    specs = [spec(small_artifact, name) for name in "ab"]
-    async with opened(*specs, max_bytes=size) as registry:
+    async with opened(*specs(small_artifact, "ab"), max_bytes=size) as registry:
 
         async def encode() -> int:
             with await registry.lease("b") as model:
@@ -65,8 +58,7 @@ async def test_requests_for_an_unloaded_model_share_one_load(
 async def test_busy_model_is_unloaded_only_after_its_requests(
     small_artifact: Artifact, size: int
 ) -> None:
-    specs = [spec(small_artifact, name) for name in "ab"]
-    async with opened(*specs, max_bytes=size) as registry:
+    async with opened(*specs(small_artifact, "ab"), max_bytes=size) as registry:
         busy = await registry.lease("a")
         waiting = asyncio.create_task(registry.lease("b"))
         await eventually_async(lambda: registry.statuses()[0].model is None)
@@ -82,8 +74,7 @@ async def test_wait_for_a_load_is_bounded_and_does_not_cancel_the_load(
     small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = HeldLoads(monkeypatch)
-    specs = [spec(small_artifact, name) for name in "ab"]
-    async with opened(*specs, max_bytes=size, load_s=0.01) as registry:
+    async with opened(*specs(small_artifact, "ab"), max_bytes=size, load_s=0.01) as registry:
         loads.may_end.clear()
         with pytest.raises(NotReady, match=r"not ready within 0\.01 s") as caught:
             await registry.lease("b")
@@ -99,8 +90,7 @@ async def test_cancelled_request_does_not_cancel_the_load_of_others(
     small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = HeldLoads(monkeypatch)
-    specs = [spec(small_artifact, name) for name in "ab"]
-    async with opened(*specs, max_bytes=size) as registry:
+    async with opened(*specs(small_artifact, "ab"), max_bytes=size) as registry:
         loads.may_end.clear()
         first, second = (asyncio.create_task(registry.lease("b")) for _ in range(2))
         await eventually_async(lambda: loads.started == ["a", "b"])
@@ -116,9 +106,9 @@ async def test_failed_load_on_demand_is_reported_and_tried_again(
 ) -> None:
     folder = tmp_path / "b"
     shutil.copytree(small_artifact.path, folder)
-    specs = spec(small_artifact, "a"), ModelSpec(path=folder, options=replace(ONE_THREAD, name="b"))
     clock = ManualClock()
-    async with opened(*specs, max_bytes=size, clock=clock) as registry:
+    own = spec(small_artifact, "a"), spec(folder, "b")
+    async with opened(*own, max_bytes=size, clock=clock) as registry:
         graph = (folder / "model.onnx").read_bytes()
         (folder / "model.onnx").write_bytes(b"not a graph")
         with pytest.raises(NotReady, match="cannot be loaded; see the log") as caught:
@@ -141,8 +131,7 @@ async def test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each(
     small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = HeldLoads(monkeypatch)
-    specs = [spec(small_artifact, name) for name in "ab"]
-    async with opened(*specs, max_bytes=size) as registry:
+    async with opened(*specs(small_artifact, "ab"), max_bytes=size) as registry:
         loads.may_end.clear()
         monkeypatch.setattr(memory, "open_model", loads.fail)
         requests = [asyncio.create_task(registry.lease("b")) for _ in range(10)]
@@ -160,8 +149,7 @@ async def test_failed_load_fails_all_its_requests_and_is_not_repeated_for_each(
 async def test_models_that_do_not_fit_together_are_leased_before_they_are_unloaded(
     small_artifact: Artifact, size: int
 ) -> None:
-    specs = [spec(small_artifact, name) for name in "abc"]
-    async with opened(*specs, max_bytes=size) as registry:
+    async with opened(*specs(small_artifact, "abc"), max_bytes=size) as registry:
 
         async def encode(name: str) -> str:
             with await registry.lease(name) as model:
@@ -175,27 +163,23 @@ async def test_models_that_do_not_fit_together_are_leased_before_they_are_unload
 async def test_idle_model_is_unloaded_before_a_busy_one(
     small_artifact: Artifact, size: int
 ) -> None:
-    specs = [spec(small_artifact, name) for name in "abc"]
-    async with opened(*specs, max_bytes=2 * size) as registry:
+    async with opened(*specs(small_artifact, "abc"), max_bytes=2 * size) as registry:
         with await registry.lease("a"):
             (await registry.lease("b")).release()
             (await registry.lease("c")).release()
-            loaded = [s.name for s in registry.statuses() if s.model is not None]
-            assert loaded == ["a", "c"]
+            assert loaded(registry) == ["a", "c"]
 
 
 async def test_load_waits_for_no_version_whose_room_it_does_not_need(
     small_artifact: Artifact, other_artifact: Artifact, size: int
 ) -> None:
-    specs = [spec(small_artifact, name) for name in "abc"]
-    async with opened(*specs[:2], max_bytes=3 * size) as registry:
-        await registry.register(specs[2:])
+    async with opened(*specs(small_artifact, "ab"), max_bytes=3 * size) as registry:
+        await registry.register([spec(small_artifact, "c")])
         with await registry.lease("a"):
             await registry.load(spec(other_artifact, "a"))
             (await registry.lease("c")).release()  # in place of b, which is idle
             assert registry.closing == 1
-            loaded = [s.name for s in registry.statuses() if s.model is not None]
-            assert loaded == ["a", "c"]
+            assert loaded(registry) == ["a", "c"]
 
 
 async def test_no_busy_model_is_unloaded_if_a_closing_version_leaves_room(
@@ -208,9 +192,8 @@ async def test_no_busy_model_is_unloaded_if_a_closing_version_leaves_room(
         checks.append(fits(*arguments))
         return checks[-1]
 
-    specs = [spec(small_artifact, name) for name in "abc"]
-    async with opened(*specs[:2], max_bytes=3 * size) as registry:
-        await registry.register(specs[2:])
+    async with opened(*specs(small_artifact, "ab"), max_bytes=3 * size) as registry:
+        await registry.register([spec(small_artifact, "c")])
         closing = await registry.lease("a")
         await registry.load(spec(other_artifact, "a"))
         with await registry.lease("a"), await registry.lease("b"):
@@ -230,8 +213,7 @@ async def test_new_version_of_an_unloaded_model_is_compared_with_the_old_one(
     async def compare(old: Model, new: Model) -> None:
         compared.append((old.version, new.version))
 
-    specs = spec(small_artifact, "a"), spec(small_artifact, "b")
-    async with opened(*specs, max_bytes=size) as registry:
+    async with opened(*specs(small_artifact, "ab"), max_bytes=size) as registry:
         new, _ = await registry.load(spec(other_artifact, "b"), compare)
         assert compared == [(compared[0][0], new.version)]
         assert compared[0][0] != new.version

@@ -3,8 +3,7 @@
 import asyncio
 import errno
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,19 +21,15 @@ from service.inference.registry.model_watch import ModelWatch
 from service.inference.registry.registry import ModelRegistry
 from service.inference.registry.served_models import ModelSpec, specs_in
 from tests.eventually import eventually_async
-from tests.service.inference.registry.conftest import ONE_THREAD, HeldLoads, spec
+from tests.service.inference.registry.conftest import ONE_THREAD, HeldLoads, spec, watched
 
 
-@asynccontextmanager
-async def watched(folder: Path, **options: Any) -> AsyncIterator[tuple[ModelRegistry, ModelWatch]]:  # noqa: ANN401
+def served(
+    folder: Path,
+    **options: Any,  # noqa: ANN401
+) -> AbstractAsyncContextManager[tuple[ModelRegistry, ModelWatch]]:
     """Serve the artifacts in a folder, which are watched."""
-    registry = ModelRegistry(default="a", **options)
-    watch = ModelWatch(registry, lambda: specs_in(folder, ONE_THREAD))
-    await watch.open()
-    try:
-        yield registry, watch
-    finally:
-        await registry.close()
+    return watched(lambda: specs_in(folder, ONE_THREAD), default="a", **options)
 
 
 def replace_folder(folder: Path, artifact: Artifact) -> None:
@@ -66,10 +61,7 @@ async def test_all_models_of_a_replaced_artifact_are_loaded_again_with_their_own
         ModelSpec(path=shared, aliases=(f"alias of {name}",), options=own)
         for name, own in options.items()
     ]
-    registry = ModelRegistry(default="wide")
-    watch = ModelWatch(registry, lambda: specs)
-    await watch.open()
-    try:
+    async with watched(lambda: specs, default="wide") as (registry, watch):
         before = {status.name: status.aliases for status in registry.statuses()}
         replace_folder(shared, other_artifact)
         await watch.scan()
@@ -80,8 +72,6 @@ async def test_all_models_of_a_replaced_artifact_are_loaded_again_with_their_own
             assert own.options.share == options.get(name, ONE_THREAD).share
             identity = registry.current(name).identity
             assert identity == identity_of(other_artifact, "onnxruntime", "float32")
-    finally:
-        await registry.close()
 
 
 async def test_artifact_that_could_not_be_loaded_is_tried_again_by_a_scan_that_is_not_patient(
@@ -90,7 +80,7 @@ async def test_artifact_that_could_not_be_loaded_is_tried_again_by_a_scan_that_i
     async def fail(*_: object, **__: object) -> Model:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async with watched(two) as (registry, watch):
+    async with served(two) as (registry, watch):
         shutil.copytree(other_artifact.path, two / "c")
         with monkeypatch.context() as patch:
             patch.setattr(memory, "open_model", fail)
@@ -108,7 +98,7 @@ async def test_new_artifact_that_is_gone_during_its_load_is_not_said_to_be_in_se
         shutil.rmtree(path)
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", path)
 
-    async with watched(two) as (registry, watch):
+    async with served(two) as (registry, watch):
         shutil.copytree(two / "b", two / "c")
         monkeypatch.setattr(memory, "open_model", remove)
         await watch.scan()
@@ -119,7 +109,7 @@ async def test_new_artifact_that_is_gone_during_its_load_is_not_said_to_be_in_se
 async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
     two: Path, other_artifact: Artifact
 ) -> None:
-    async with watched(two) as (registry, watch):
+    async with served(two) as (registry, watch):
         shutil.copytree(other_artifact.path, two / "c")
         nested = two / "c" / SOURCE / "1_Pooling" / "config.json"
         content = nested.read_bytes()
@@ -134,7 +124,7 @@ async def test_artifact_is_loaded_once_the_last_file_of_its_folders_is_complete(
 async def test_model_whose_artifact_cannot_be_read_stays_in_service(
     two: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with watched(two) as (registry, watch):
+    async with served(two) as (registry, watch):
         (two / "b").rename(two / ".b")
         (two / "b").symlink_to("b")  # reading it fails with ELOOP, for every user
         for _ in range(3):
@@ -152,17 +142,11 @@ async def test_scans_before_the_models_are_open_load_nothing_twice(
 ) -> None:
     registry = ModelRegistry(default="a")
     watch = ModelWatch(registry, lambda: specs_in(two, ONE_THREAD))
-    loads: list[Path] = []
-
-    async def count(path: Path, options: ModelOptions, **arguments: Any) -> Model:  # noqa: ANN401 - those of `open_model`
-        loads.append(path)
-        return await open_model(path, options, **arguments)
-
-    monkeypatch.setattr(memory, "open_model", count)
+    loads = HeldLoads(monkeypatch)
     try:
         await watch.scan()
         await asyncio.gather(watch.open(), watch.scan())
-        assert loads == [two / "a", two / "b"]
+        assert loads.started == ["a", "b"]
         assert registry.is_open
     finally:
         await registry.close()
@@ -172,7 +156,7 @@ async def test_scans_before_the_models_are_open_load_nothing_twice(
 async def test_broken_link_in_a_new_artifact_is_logged_by_its_name(
     two: Path, other_artifact: Artifact, caplog: pytest.LogCaptureFixture, parent: str
 ) -> None:
-    async with watched(two) as (registry, watch):
+    async with served(two) as (registry, watch):
         shutil.copytree(other_artifact.path, two / "c")
         (two / "c" / parent / "link").symlink_to(two / "nowhere")
         await watch.scan()
@@ -192,7 +176,7 @@ async def test_artifact_replaced_while_a_request_loads_its_model_is_served(
         await may_end.wait()
         return model
 
-    async with watched(two, max_bytes=size) as (registry, watch):
+    async with served(two, max_bytes=size) as (registry, watch):
         monkeypatch.setattr(memory, "open_model", hold)
         waiting = asyncio.create_task(registry.lease("b"))
         await opened.wait()
@@ -211,7 +195,7 @@ async def test_new_artifact_of_an_unloaded_model_has_its_own_size_and_is_tried_a
     two: Path, other_artifact: Artifact, size: int
 ) -> None:
     (two / "b" / "model.onnx").write_bytes(b"not a graph")
-    async with watched(two, max_bytes=2 * size - 1) as (registry, watch):
+    async with served(two, max_bytes=2 * size - 1) as (registry, watch):
         with pytest.raises(NotReady, match="cannot be loaded"):
             await registry.lease("b")
         replace_folder(two / "b", other_artifact)
@@ -231,7 +215,7 @@ async def test_model_whose_artifact_is_gone_is_kept_if_it_has_another_one_by_now
     two: Path, other_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = HeldLoads(monkeypatch)
-    async with watched(two) as (registry, watch):
+    async with served(two) as (registry, watch):
         loads.may_end.clear()
         loading = asyncio.create_task(registry.load(spec(other_artifact, "b")))
         await eventually_async(lambda: len(loads.started) == 3)

@@ -3,10 +3,8 @@
 import asyncio
 import gc
 import random
-import shutil
 import weakref
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,10 +18,9 @@ from service.inference.model.model import Model
 from service.inference.model.opening import open_model
 from service.inference.registry.model_version import Lease, ModelVersion
 from service.inference.registry.registry import ModelRegistry
-from service.inference.registry.served_models import ModelSpec
 from service.inference.results.metrics import InferenceMetrics
 from tests.eventually import eventually_async
-from tests.service.inference.registry.conftest import ONE_THREAD, HeldLoads, opened, spec
+from tests.service.inference.registry.conftest import ONE_THREAD, HeldLoads, opened, spec, specs
 
 
 async def test_model_is_found_by_name_and_alias(
@@ -52,15 +49,15 @@ async def test_only_model_is_the_default(small_artifact: Artifact) -> None:
 
 
 async def test_several_models_without_a_default_require_a_name(small_artifact: Artifact) -> None:
-    async with opened(spec(small_artifact, "a"), spec(small_artifact, "b")) as registry:
+    async with opened(*specs(small_artifact, "ab")) as registry:
         with pytest.raises(InvalidInput, match="model is required; served models: a, b") as caught:
             await registry.lease()
     assert (caught.value.code, caught.value.pointer) == ("model_required", "/model")
 
 
 async def test_default_may_be_an_alias(small_artifact: Artifact) -> None:
-    specs = spec(small_artifact, "a"), spec(small_artifact, "b", "second")
-    async with opened(*specs, default="second") as registry:
+    own = spec(small_artifact, "a"), spec(small_artifact, "b", "second")
+    async with opened(*own, default="second") as registry:
         with await registry.lease() as model:
             assert model.name == "b"
 
@@ -132,15 +129,12 @@ async def test_weights_of_a_replaced_version_are_freed_without_the_garbage_colle
 
 
 async def test_broken_artifact_leaves_the_old_version_serving(
-    small_artifact: Artifact, tmp_path: Path
+    small_artifact: Artifact, broken: Path
 ) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(small_artifact.path, broken)
-    (broken / "model.onnx").write_bytes(b"not a graph")
     async with opened(spec(small_artifact, "a")) as registry:
         old = registry.current()
         with pytest.raises(ArtifactError):
-            await registry.load(ModelSpec(path=broken, options=replace(ONE_THREAD, name="a")))
+            await registry.load(spec(broken, "a"))
         assert registry.current() is old
         await old.encode("a text")
 
@@ -165,8 +159,8 @@ async def test_failed_check_closes_the_new_version_and_leaves_the_old_one_servin
 
 
 async def test_deleted_model_is_unknown_and_its_requests_finish(small_artifact: Artifact) -> None:
-    specs = spec(small_artifact, "a"), spec(small_artifact, "b", "alias")
-    async with opened(*specs, default="a") as registry:
+    own = spec(small_artifact, "a"), spec(small_artifact, "b", "alias")
+    async with opened(*own, default="a") as registry:
         lease = await registry.lease("b")
         await registry.unload("alias")
         for name in ("b", "alias"):
@@ -204,8 +198,7 @@ async def test_load_that_ends_after_the_registry_is_closed_closes_its_model(
 async def test_registry_that_closes_before_a_load_begins_answers_its_requests(
     small_artifact: Artifact, size: int
 ) -> None:
-    specs = [spec(small_artifact, name) for name in "ab"]
-    async with opened(*specs, max_bytes=size) as registry:
+    async with opened(*specs(small_artifact, "ab"), max_bytes=size) as registry:
         waiting = asyncio.create_task(registry.lease("b"))
         await asyncio.sleep(0)  # it creates the task of the load, whose turn is the next
         await registry.close()
@@ -256,8 +249,7 @@ async def test_retired_version_closes_once_and_gives_no_leases(
 async def test_requests_of_an_unloaded_model_are_answered_during_its_comparison(
     small_artifact: Artifact, other_artifact: Artifact, size: int
 ) -> None:
-    specs = spec(small_artifact, "a"), spec(small_artifact, "b")
-    async with opened(*specs, max_bytes=size) as registry:
+    async with opened(*specs(small_artifact, "ab"), max_bytes=size) as registry:
         waiting = asyncio.create_task(registry.lease("b"))  # while the versions load
 
         async def compare(old: Model, _: Model) -> None:
@@ -275,8 +267,7 @@ async def test_model_deleted_during_its_load_is_unknown(
     small_artifact: Artifact, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loads = HeldLoads(monkeypatch)
-    specs = [spec(small_artifact, name) for name in "ab"]
-    async with opened(*specs, default="a", max_bytes=size) as registry:
+    async with opened(*specs(small_artifact, "ab"), default="a", max_bytes=size) as registry:
         loads.may_end.clear()
         waiting = asyncio.create_task(registry.lease("b"))
         await eventually_async(lambda: loads.started == ["a", "b"])
@@ -301,8 +292,7 @@ async def test_metrics_show_loads_unloads_and_loaded_bytes(
     def value(name: str, **labels: str) -> float | None:
         return prometheus.get_sample_value(name, labels)
 
-    specs = [spec(small_artifact, name) for name in "ab"]
-    async with opened(*specs, max_bytes=size, metrics=metrics) as registry:
+    async with opened(*specs(small_artifact, "ab"), max_bytes=size, metrics=metrics) as registry:
         (await registry.lease("b")).release()
         assert value("vitrine_model_loads_total", model="a", result="loaded") == 1
         assert value("vitrine_model_unloads_total", model="a") == 1
@@ -312,11 +302,8 @@ async def test_metrics_show_loads_unloads_and_loaded_bytes(
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_metrics_are_those_of_the_served_models(
-    small_artifact: Artifact, tmp_path: Path, seed: int
+    small_artifact: Artifact, broken: Path, seed: int
 ) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(small_artifact.path, broken)
-    (broken / "model.weights").write_bytes(b"")
     prometheus = CollectorRegistry()
 
     def labelled() -> set[str]:
@@ -339,7 +326,7 @@ async def test_metrics_are_those_of_the_served_models(
                     await model.encode("a request in flight")
             else:
                 with suppress(ArtifactError):
-                    await registry.load(replace(spec(small_artifact, name), path=path))
+                    await registry.load(spec(path, name))
             assert labelled() == {status.name for status in registry.statuses()}
 
 
@@ -361,16 +348,13 @@ async def test_metrics_of_a_new_model_that_waits_for_memory_end_with_its_load(
 
 
 async def test_failed_load_of_a_served_model_is_counted(
-    small_artifact: Artifact, tmp_path: Path
+    small_artifact: Artifact, broken: Path
 ) -> None:
-    broken = tmp_path / "broken"
-    shutil.copytree(small_artifact.path, broken)
-    (broken / "model.weights").write_bytes(b"")
     prometheus = CollectorRegistry()
     metrics = InferenceMetrics(prometheus, longest_s=120.0)
     async with opened(spec(small_artifact, "a"), metrics=metrics) as registry:
         with pytest.raises(ArtifactError):
-            await registry.load(replace(spec(small_artifact, "a"), path=broken))
+            await registry.load(spec(broken, "a"))
         labels = {"model": "a", "result": "failed"}
         assert prometheus.get_sample_value("vitrine_model_loads_total", labels) == 1
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 from numpy.typing import NDArray
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
-    Dense,
     Normalize,
     Pooling,
     Transformer,
@@ -25,9 +25,11 @@ from models.engines import Output
 from models.export.exporter import export
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
+from models.manifest import CHECK, MANIFEST
 from models.packing import PackedBatch
 from service.inference.tokenizing.chunking import Strategy
 from tests.conftest import FamilyArtifact
+from tests.hostile_artifacts import copy_of, edit
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
 from tests.sentences import SENTENCES
 
@@ -35,6 +37,12 @@ TWO_THREADS = vitrine.ModelOptions(threads=2)
 SHORT = " ".join(SENTENCES[2:12])
 LONG = "\n\n".join(SENTENCES) * 2
 WORDS = " ".join(f"w{4 + 7 * i % 56}" for i in range(100))
+
+
+@cache
+def loaded(folder: Path) -> tuple[Any, Any]:
+    """Return the tokenizer and the model of transformers."""
+    return AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder).eval()
 
 
 def reference(
@@ -46,8 +54,7 @@ def reference(
     repeats a quarter for context, whose vectors are dropped. The first chunk has [CLS] and the
     prompt, and the last has [SEP].
     """
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    model = AutoModel.from_pretrained(folder).eval()
+    tokenizer, model = loaded(folder)
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     before = tokenizer(prompt).input_ids[:-1]
     ids, offsets = encoded.input_ids, encoded.offset_mapping
@@ -79,16 +86,21 @@ def units(vectors: Any) -> Any:  # noqa: ANN401 - arrays
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
+@pytest.fixture(scope="module")
+def minilm(artifact: Artifact) -> Iterator[vitrine.SyncModel]:
+    with vitrine.SyncModel(artifact.path, TWO_THREADS) as model:
+        yield model
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["tokens", "sentences", "paragraphs"])
 @pytest.mark.parametrize("text", [SHORT, LONG], ids=["short", "long"])
 def test_vectors_equal_the_reference_implementation(
-    artifact: Artifact, minilm_folder: Path, text: str, strategy: Strategy
+    minilm: vitrine.SyncModel, minilm_folder: Path, text: str, strategy: Strategy
 ) -> None:
     chunking = vitrine.Chunking(strategy=strategy, size=40, overlap=8, late=True)
-    with vitrine.SyncModel(artifact.path, TWO_THREADS) as model:
-        result = model.encode_chunks(text, chunking)
-        plain = model.encode_chunks(text, chunking, normalize=False, truncate_dim=100)
+    result = minilm.encode_chunks(text, chunking)
+    plain = minilm.encode_chunks(text, chunking, normalize=False, truncate_dim=100)
     expected = reference(minilm_folder, text, list(result.chunks[0]), 256)
     assert len(result.chunks[0]) > 3
     np.testing.assert_allclose(result.vectors[0], units(expected), rtol=0, atol=1e-6)
@@ -182,28 +194,19 @@ def test_prompt_belongs_to_the_first_chunk_if_it_is_pooled(
     assert (np.abs(actual[0] - expected[0]).max() < 1e-6) == is_pooled
 
 
-def saved(
-    folder: Path,
-    modules: list[nn.Module],
-    overrides: Overrides | None = None,
-    truncate_dim: int | None = None,
-) -> Artifact:
-    save_checkpoint(folder / "bert", "bert", num_hidden_layers=1)
-    save_tokenizer(folder / "bert")
-    transformer = Transformer(str(folder / "bert"), max_seq_length=24)
-    SentenceTransformer(modules=[transformer, *modules], device="cpu").save(str(folder / "model"))
-    if truncate_dim is not None:
-        edit_json(folder / "model/config_sentence_transformers.json", truncate_dim=truncate_dim)
-    out = folder / "artifact"
-    return export(resolve(str(folder / "model")), out, overrides=overrides or Overrides())[0]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("normalize", [None, True])
 def test_modules_that_only_scale_or_truncate_follow_the_mean(
     tmp_path: Path, normalize: bool | None
 ) -> None:
-    artifact = saved(tmp_path, [Pooling(32), Normalize()], truncate_dim=8)
+    save_checkpoint(tmp_path / "bert", "bert", num_hidden_layers=1)
+    save_tokenizer(tmp_path / "bert")
+    transformer = Transformer(str(tmp_path / "bert"), max_seq_length=24)
+    modules: list[nn.Module] = [transformer, Pooling(32), Normalize()]
+    model_folder = tmp_path / "model"
+    SentenceTransformer(modules=modules, device="cpu").save(str(model_folder))
+    edit_json(model_folder / "config_sentence_transformers.json", truncate_dim=8)
+    artifact, _ = export(resolve(str(model_folder)), tmp_path / "artifact")
     assert artifact.manifest.heads == ("NormalizeHead", "TruncateHead")
     with vitrine.SyncModel(artifact.path, TWO_THREADS) as model:
         chunking = vitrine.Chunking(late=True)
@@ -212,26 +215,28 @@ def test_modules_that_only_scale_or_truncate_follow_the_mean(
     np.testing.assert_allclose(result.vectors[0], expected, rtol=0, atol=1e-6)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("modules", "overrides", "message"),
+    ("changes", "message"),
     [
-        ([Pooling(32, pooling_mode="cls")], Overrides(), "its pooling is cls, not mean"),
-        ([Pooling(32), Dense(32, 8)], Overrides(), "its vectors pass through DenseHead"),
-        ([Pooling(32)], Overrides(tokens=False), "vitrine-export --tokens"),
+        ({"pooling": ["cls"]}, "its pooling is cls, not mean"),
+        ({"heads": ["DenseHead"]}, "its vectors pass through DenseHead"),
+        ({"outputs": ["pooled"]}, "vitrine-export --tokens"),
     ],
 )
 def test_models_whose_vectors_are_not_means_of_token_vectors_are_refused(
-    tmp_path: Path, modules: list[nn.Module], overrides: Overrides, message: str
+    small_artifact: Artifact, tmp_path: Path, changes: dict[str, list[str]], message: str
 ) -> None:
-    artifact = saved(tmp_path, modules, overrides)
-    with vitrine.SyncModel(artifact.path, TWO_THREADS) as model:
+    folder = copy_of(small_artifact.path, tmp_path / "copy")
+    edit(folder, MANIFEST, **changes)
+    if "outputs" in changes:
+        edit(folder, CHECK, outputs={"pooled": small_artifact.check().outputs["pooled"]})
+    with vitrine.SyncModel(folder, TWO_THREADS) as model:
         with pytest.raises(vitrine.InvalidInput, match=message) as raised:
-            model.encode_chunks("w5 w6", vitrine.Chunking(late=True))
+            model.encode_chunks("a cat", vitrine.Chunking(late=True))
         assert raised.value.code == "wrong_model"
         with pytest.raises(vitrine.InvalidInput, match=message):
-            model.score("w5", ["w5 w6"], chunking=vitrine.Chunking(late=True))
-        assert model.encode_chunks("w5 w6", vitrine.Chunking(size=1)).vectors[0].shape[0] == 2
+            model.score("cat", ["a cat"], chunking=vitrine.Chunking(late=True))
+        assert model.encode_chunks("a cat", vitrine.Chunking(size=1)).vectors[0].shape[0] == 2
 
 
 def test_tokens_of_late_chunks_are_limited(small_artifact: Artifact) -> None:

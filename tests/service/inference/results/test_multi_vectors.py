@@ -103,11 +103,13 @@ PROMPTS = {"query": "[Q] ", "document": "[D] "}
 PUNCTUATION = list(string.punctuation)
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 @pytest.mark.parametrize("attend", [False, True])
-@pytest.mark.parametrize("strategy", ["fixed", "min"])
+@pytest.mark.parametrize(
+    ("engine", "strategy"),
+    [("onnxruntime", "fixed"), ("onnxruntime", "min"), ("openvino", "fixed")],
+)
 def test_expanded_queries(
-    encoder: Path, tmp_path: Path, reexport: Reexport, strategy: str, attend: bool, engine: str
+    encoder: Path, tmp_path: Path, reexport: Reexport, engine: str, strategy: str, attend: bool
 ) -> None:
     expansion = {"strategy": strategy, "attend": attend, "length": 16}
     oracle = save_multi_vector(
@@ -185,29 +187,36 @@ def add_token(folder: Path, token: str) -> None:
     write_json(folder / "tokenizer.json", content)
 
 
+PREFIXES = {"query_prefix": "[Q] ", "document_prefix": "[D] "}
+
+
 @pytest.mark.parametrize(
-    "config",
+    ("config", "has_markers"),
     [
-        {"model_type": "ColBERT", "query_prefix": "[Q] ", "document_prefix": "[D] "},
-        {"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 12},
-        {
-            "model_type": "ColBERT",
-            "query_prefix": "[unused5] ",
-            "document_prefix": "[unused6]",
-            "query_length": 12,
-            "document_length": 14,
-            "attend_to_expansion_tokens": True,
-            "skiplist_words": ["!", "?"],
-            "similarity_fn_name": "MaxSim",
-            "prompts": {"query": "find ", "document": None},
-        },
-        {"model_type": "ColBERT", "do_query_expansion": False, "query_length": 9},
-        {"model_type": "ColBERT"},
-        {"model_type": "ColBERT", "query_expansion": None, "query_prefix": None},
+        ({"model_type": "ColBERT", **PREFIXES}, False),
+        ({"model_type": "ColBERT", **PREFIXES}, True),
+        ({**PREFIXES, "query_length": 12}, True),
+        (
+            {
+                "model_type": "ColBERT",
+                "query_prefix": "[unused5] ",
+                "document_prefix": "[unused6]",
+                "query_length": 12,
+                "document_length": 14,
+                "attend_to_expansion_tokens": True,
+                "skiplist_words": ["!", "?"],
+                "similarity_fn_name": "MaxSim",
+                "prompts": {"query": "find ", "document": None},
+            },
+            False,
+        ),
+        ({"model_type": "ColBERT", "do_query_expansion": False, "query_length": 9}, False),
+        ({"model_type": "ColBERT"}, False),
+        ({"model_type": "ColBERT"}, True),
+        ({"model_type": "ColBERT", "query_expansion": None, "query_prefix": None}, True),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("has_markers", [False, True])
 def test_folders_of_pylate(
     encoder: Path,
     tmp_path: Path,

@@ -60,8 +60,8 @@ def test_equal_files_share_a_tokenizer_and_others_do_not(content: bytes) -> None
     assert shared_tokenizer(content + b"\n") is not first
 
 
-def test_added_tokens_that_are_equal_after_normalisation_are_refused(content: bytes) -> None:
-    tokenizer = Tokenizer.from_buffer(content)
+def test_added_tokens_that_are_equal_after_normalisation_are_refused() -> None:
+    tokenizer = Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]"))  # noqa: S106
     tokenizer.normalizer = normalizers.Lowercase()
     tokenizer.add_tokens([AddedToken("Foo", normalized=True), AddedToken("foo", normalized=False)])
     shared_tokenizer(tokenizer.to_str().encode())
