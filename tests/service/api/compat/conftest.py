@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from tests.serving import process, url_of
+from tests.serving import lines_until, process
 
 KEY = "a-key-that-encodes"
 
@@ -38,7 +38,8 @@ def entailment_url(entailment: Artifact) -> Iterator[str]:
 def _url_of(artifact: Artifact, **settings: str) -> Iterator[str]:
     settings["VITRINE_AUTH__KEYS"] = f'[{{"name": "tests", "key": "{KEY}", "scopes": ["encode"]}}]'
     with process(VITRINE_MODEL__PATH=str(artifact.path), **settings) as started:
-        yield url_of(started)
+        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        yield match[1]
 
 
 @pytest.fixture(scope="session")
