@@ -2,12 +2,14 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import cast
 
 import httpx2
@@ -15,6 +17,7 @@ from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
 from service.debug.pipeline.state import DebugState
 from service.inference.model.model import Model
 from tests.documented import check_documented
@@ -77,6 +80,37 @@ def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[st
             yield started
         finally:
             started.kill()
+
+
+@contextmanager
+def held_process(
+    artifact: Artifact, hold: Path, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Run the service of `tests.held_service`, whose engine waits while the file `hold` exists."""
+    settings = {"ENGINE_HOLD": str(hold), "VITRINE_MODEL__PATH": str(artifact.path), **environment}
+    with process("-m", "tests.held_service", **settings) as started:
+        yield started
+
+
+def url_of(started: subprocess.Popen[str]) -> str:
+    """Return the URL of a service once it serves."""
+    return lines_until(started, r"Serving .* on (http://[^\s\"]+)")[1][1]
+
+
+def connect(url: str) -> socket.socket:
+    """Return a connection to a service, to send bytes that no client of HTTP sends."""
+    return socket.create_connection(address_of(url), timeout=PATIENCE_S)
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Return host and port of a service."""
+    parts = httpx2.URL(url)
+    return parts.host, parts.port or 80
+
+
+def received(connection: socket.socket) -> bytes:
+    """Return what a service sends until it closes the connection."""
+    return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 
 def lines_until(started: subprocess.Popen[str], pattern: str) -> tuple[list[str], re.Match[str]]:

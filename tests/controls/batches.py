@@ -387,7 +387,7 @@ GUARDS = (
         "models/engines/__init__.py",
         "artifact.verify(graph.weights)",
         "artifact.path / graph.weights",
-        "tests/service/api/test_process.py::test_damaged_artifact_is_refused_with_the_name_of_the_file",
+        "tests/service/test_wrong_starts.py::test_model_that_cannot_be_loaded_ends_the_start",
     ),
     Guard(
         "models/export/attention_nodes.py",

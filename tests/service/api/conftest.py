@@ -30,7 +30,7 @@ from tests.models.checkpoints import (
     write_json,
 )
 from tests.models.gliner import save_gliner
-from tests.serving import serving
+from tests.serving import process, serving, url_of
 
 LABELS = ["sad", "neutral", "happy"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -210,6 +210,27 @@ def rerank_client(reranker: Artifact) -> Iterator[TestClient]:
 @pytest.fixture(scope="package")
 def classify_client(classifier: Artifact) -> Iterator[TestClient]:
     yield from client_of(classifier)
+
+
+# Starts the service with time for clients that are slow to send the rest of a refused body.
+PATIENT = """
+import sys
+from service.serve_command import main
+from service.api import http_protocol
+http_protocol._LINGER_S = 3600
+sys.exit(main())
+"""
+
+
+@pytest.fixture(scope="package")
+def url(small_artifact: Artifact) -> Iterator[str]:
+    """The URL of a service in a process of its own, as the host x too."""
+    settings = {
+        "VITRINE_MODEL__PATH": str(small_artifact.path),
+        "VITRINE_SERVER__HOSTS": "x,127.0.0.1,[::1]",
+    }
+    with process("-c", PATIENT, **settings) as started:
+        yield url_of(started)
 
 
 def client_of(artifact: Artifact) -> Iterator[TestClient]:

@@ -12,8 +12,18 @@ def ask(client: TestClient, path: str = "/encode", /, **body: object) -> Any:  #
     return response.json()
 
 
+def refused(client: TestClient, path: str, /, **body: object) -> dict[str, Any]:
+    """Return the problem of a native route in the response, whose status must be 4xx."""
+    response = client.post(path, json=body)
+    assert response.is_client_error, response.text
+    assert response.headers["Content-Type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert problem["status"] == response.status_code
+    return problem
+
+
 def wrong_model(client: TestClient, path: str, /, **body: object) -> str:
     """Return the detail of the error that the model cannot compute the results of the route."""
-    response = client.post(path, json=body)
-    assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
-    return str(response.json()["detail"])
+    problem = refused(client, path, **body)
+    assert (problem["status"], problem["code"]) == (422, "wrong_model")
+    return str(problem["detail"])

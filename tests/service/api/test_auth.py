@@ -16,7 +16,7 @@ from models.artifact import Artifact
 from service.app import create_app
 from service.settings import ApiKey, AuthSettings, Scope, Settings
 from tests.eventually import eventually
-from tests.serving import PATIENCE_S, flat_routes, lines_until, process, serving
+from tests.serving import PATIENCE_S, flat_routes, lines_until, process, serving, url_of
 
 KEYS: dict[Scope, str] = {
     "encode": "encode-key-0123456789",
@@ -237,7 +237,7 @@ def test_sighup_reads_the_key_file_again_and_keeps_the_keys_if_it_is_invalid(
         "VITRINE_AUTH__KEYS_FILE": str(file),
     }
     with process(**settings) as started:
-        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+        url = url_of(started)
 
         def statuses() -> list[int]:
             """Return the status with the key of the first file, and with that of the second."""

@@ -1,7 +1,5 @@
 """`POST /classify` and `POST /rerank`, against transformers and sentence-transformers."""
 
-import json
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +13,6 @@ import vitrine
 from models.artifact import Artifact
 from tests.service.api.conftest import client_of
 from tests.service.api.posting import ask, wrong_model
-from tests.serving import lines_until, process
 
 pytestmark = pytest.mark.slow
 
@@ -242,16 +239,6 @@ def test_tei_info_names_the_kind_of_model(
     assert rerank_client.get("/tei/info").json()["model_type"].keys() == {"reranker"}
     kind = classify_client.get("/tei/info").json()["model_type"]
     assert kind["classifier"]["id2label"] == {"0": "sad", "1": "neutral", "2": "happy"}
-
-
-def test_example_at_startup_is_a_request_that_the_model_can_answer(reranker: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(reranker.path), VITRINE_DEBUG__ENABLED="true") as started:
-        lines, match = lines_until(started, r"Try: (curl .*)$")
-        answer = subprocess.run(
-            ["bash", "-c", f"{match[1]} --silent --fail"], capture_output=True, check=True
-        )
-    assert len(json.loads(answer.stdout)["results"]) == 2
-    assert not any("Gradient" in line for line in lines)
 
 
 def test_info_lists_outputs_and_labels(classify_client: TestClient, client: TestClient) -> None:

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from models.artifact import Artifact
-from tests.serving import PATIENCE_S, lines_until, process
+from tests.serving import PATIENCE_S, process, url_of
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -36,10 +36,10 @@ def test_every_route_conforms_to_the_openapi_document(
         VITRINE_DEBUG__ENABLED="true",
         VITRINE_AUTH__KEYS=json.dumps(keys),
     ) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        url = url_of(started)
         # Headers are tested elsewhere: schemathesis reports a server that accepts headers which its
         # document does not name, or that returns 504 after a deadline of 1 ms.
-        document = httpx2.get(f"{match[1]}/openapi.json", timeout=PATIENCE_S).json()
+        document = httpx2.get(f"{url}/openapi.json", timeout=PATIENCE_S).json()
         operations = [
             operation for path in document["paths"].values() for operation in path.values()
         ]
@@ -53,7 +53,7 @@ def test_every_route_conforms_to_the_openapi_document(
                 *(
                     "run",
                     "openapi.json",
-                    f"--url={match[1]}",
+                    f"--url={url}",
                     f"--header=Authorization: Bearer {KEY}",
                 ),
                 *(f"--checks={','.join(CHECKS)}", "--max-examples=8", "--seed=1", "--no-color"),
@@ -66,4 +66,4 @@ def test_every_route_conforms_to_the_openapi_document(
         )
         assert run.returncode == 0, run.stdout
         assert f"{len(operations)} selected" in run.stdout
-        assert httpx2.get(f"{match[1]}/readyz", timeout=PATIENCE_S).status_code == 200
+        assert httpx2.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200

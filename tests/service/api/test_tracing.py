@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -40,7 +39,17 @@ from service.request_trace import RequestTrace
 from service.settings import CacheSettings, ModelsSettings, ServedModel, Settings, traces_endpoint
 from tests.eventually import HANG_S, eventually
 from tests.receiver import Receiver, attributes, receiving
-from tests.serving import PATIENCE_S, lines_until, outcome, process, rest, serving
+from tests.service.api.raw_http import HOST, get, post
+from tests.serving import (
+    PATIENCE_S,
+    connect,
+    lines_until,
+    outcome,
+    process,
+    received,
+    rest,
+    serving,
+)
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
@@ -545,18 +554,9 @@ def test_shutdown_does_not_wait_for_an_unreachable_receiver(
 
 
 # A traced request, and one that is not traced and starts in the context of the former.
-PIPELINED = f"""\
-POST /encode HTTP/1.1\r
-Host: x\r
-Content-Type: application/json\r
-Content-Length: 15\r
-traceparent: {TRACEPARENT}\r
-\r
-{{"inputs": "a"}}GET /healthz HTTP/1.1\r
-Host: x\r
-Connection: close\r
-\r
-""".encode()
+PIPELINED = post(b"traceparent: %s\r\n" % TRACEPARENT.encode()) + get(
+    headers=HOST + b"Connection: close\r\n"
+)
 
 # Starts the service where a package of the extra is missing.
 WITHOUT_EXPORTER = """
@@ -608,10 +608,9 @@ def test_log_lines_of_a_traced_request_have_its_ids(
         lines, match = lines_until(started, r"Serving .* on (http://[^\s\"]+)")
         assert any(f"Exporting traces to {receiver.url}/v1/traces" in line for line in lines)
         assert "password" not in str(lines)
-        url = httpx2.URL(match[1])
-        with socket.create_connection((url.host, url.port or 80), timeout=PATIENCE_S) as connection:
+        with connect(match[1]) as connection:
             connection.sendall(PIPELINED)
-            responses = b"".join(iter(lambda: connection.recv(4096), b""))
+            responses = received(connection)
         assert responses.count(b"HTTP/1.1 200 ") == 2
         started.send_signal(signal.SIGINT)  # the last spans are exported at the end
         status, errors = rest(started)

@@ -22,7 +22,7 @@ from service.settings import (
 )
 from tests.eventually import eventually
 from tests.service.api.models.conftest import AUTH, ENGINE, HEADERS, TEXT, same
-from tests.serving import PATIENCE_S, lines_until, process, serving, state_of
+from tests.serving import PATIENCE_S, process, serving, state_of, url_of
 
 
 @pytest.fixture
@@ -90,7 +90,7 @@ def test_artifact_that_is_copied_slowly_is_loaded_when_it_is_complete(
 def test_sighup_loads_a_changed_artifact(folder: Path, other_artifact: Artifact) -> None:
     settings = {"VITRINE_MODEL__PATH": str(folder / "cats")}
     with process(**settings) as started:
-        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+        url = url_of(started)
 
         def version() -> str:
             body = {"inputs": TEXT}
