@@ -2,14 +2,20 @@
 
 from typing import Any
 
+import httpx2
 from starlette.testclient import TestClient
+
+
+def post(client: TestClient, path: str = "/encode", /, **body: object) -> httpx2.Response:
+    """Return the response, whose status must be 200."""
+    response: httpx2.Response = client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    return response
 
 
 def ask(client: TestClient, path: str = "/encode", /, **body: object) -> Any:  # noqa: ANN401 - JSON
     """Return the body of the response, whose status must be 200."""
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return post(client, path, **body).json()
 
 
 def refused(client: TestClient, path: str, /, **body: object) -> dict[str, Any]:

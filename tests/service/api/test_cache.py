@@ -23,6 +23,7 @@ from service.inference.tokenizing.rows import Row
 from service.settings import CacheSettings, EngineSettings, ModelSettings, Settings
 from tests.conftest import FamilyArtifact
 from tests.eventually import eventually
+from tests.service.api.posting import ask, post
 from tests.serving import ready_model, serving, values_of
 
 pytestmark = pytest.mark.slow
@@ -42,20 +43,14 @@ def client(small_artifact: Artifact) -> Iterator[TestClient]:
         yield client
 
 
-def ask(client: TestClient, path: str = "/encode", /, **body: object) -> Any:  # noqa: ANN401
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response
-
-
 def metric(client: TestClient, name: str) -> float:
     return values_of(client.get("/metrics").text)[name]
 
 
 def test_cached_vectors_are_those_of_the_engine(client: TestClient) -> None:
     before = metric(client, 'vitrine_cache_items_total{result="hit"}')
-    first = ask(client, inputs=TEXTS)
-    again = ask(client, inputs=TEXTS)
+    first = post(client, inputs=TEXTS)
+    again = post(client, inputs=TEXTS)
     assert again.json() == first.json()
     assert metric(client, 'vitrine_cache_items_total{result="hit"}') - before == len(TEXTS)
     assert metric(client, 'vitrine_cache_items_total{result="shared"}') >= 1
@@ -79,7 +74,7 @@ def test_stages_are_observed_only_if_something_was_computed(client: TestClient) 
 
     def change(*texts: str) -> list[float]:
         before = counts()
-        ask(client, inputs=texts)
+        post(client, inputs=texts)
         return [after - before[stage] for stage, after in counts().items()]
 
     assert change("a text", "another") == [1, 1, 1, 1]
@@ -88,19 +83,19 @@ def test_stages_are_observed_only_if_something_was_computed(client: TestClient) 
 
 
 def test_routes_share_results_and_post_processing_does_not_change_them(client: TestClient) -> None:
-    vectors = ask(client, inputs=TEXTS).json()["embeddings"]
-    truncated = ask(client, inputs=TEXTS, dimensions=4, normalize=False).json()["embeddings"]
-    openai = ask(client, "/v1/embeddings", input=TEXTS, model="small").json()["data"]
+    vectors = ask(client, inputs=TEXTS)["embeddings"]
+    truncated = ask(client, inputs=TEXTS, dimensions=4, normalize=False)["embeddings"]
+    openai = ask(client, "/v1/embeddings", input=TEXTS, model="small")["data"]
     np.testing.assert_allclose([item["embedding"] for item in openai], vectors, atol=1e-6)
-    assert ask(client, inputs=TEXTS).json()["embeddings"] == vectors
+    assert ask(client, inputs=TEXTS)["embeddings"] == vectors
     assert np.shape(truncated) == (len(TEXTS), 4)
 
 
 def test_token_vectors_are_not_cached(client: TestClient) -> None:
-    ask(client, inputs=TEXTS, output="tokens")
+    post(client, inputs=TEXTS, output="tokens")
     size = metric(client, "vitrine_cache_bytes")
     assert (
-        "cache;" not in ask(client, inputs=["new text"], output="tokens").headers["Server-Timing"]
+        "cache;" not in post(client, inputs=["new text"], output="tokens").headers["Server-Timing"]
     )
     assert metric(client, "vitrine_cache_bytes") == size
 

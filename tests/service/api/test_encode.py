@@ -30,6 +30,7 @@ from service.settings import (
 )
 from tests.models.checkpoints import save_checkpoint, save_tokenizer, write_json, write_modules
 from tests.sentences import mixed_texts
+from tests.service.api.posting import ask, refused
 from tests.serving import serving, values_of
 
 Vectors = NDArray[np.float32]
@@ -37,15 +38,8 @@ TEXTS = mixed_texts()
 CAT = "The cat sat on the mat."
 
 
-def encode(client: TestClient, inputs: object, **fields: object) -> dict[str, Any]:
-    response = client.post("/encode", json={"inputs": inputs, **fields})
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    return body
-
-
 def vectors(client: TestClient, inputs: object, **fields: object) -> Vectors:
-    return np.asarray(encode(client, inputs, **fields)["embeddings"], np.float32)
+    return np.asarray(ask(client, inputs=inputs, **fields)["embeddings"], np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +53,9 @@ def expected(oracle: SentenceTransformer) -> Vectors:
 
 
 @pytest.fixture(scope="module")
-def response(minilm_client: TestClient) -> dict[str, Any]:
+def response(minilm_client: TestClient) -> Any:  # noqa: ANN401 - JSON
     """The response to all texts in one request."""
-    return encode(minilm_client, TEXTS)
+    return ask(minilm_client, inputs=TEXTS)
 
 
 def test_mixed_texts_match_sentence_transformers_in_one_request(
@@ -99,7 +93,7 @@ def test_tokens_and_truncation_are_reported(
 
 
 def test_single_text_returns_a_list_of_one_vector(minilm_client: TestClient) -> None:
-    body = encode(minilm_client, CAT)
+    body = ask(minilm_client, inputs=CAT)
     assert body["model"] == "sentence-transformers/all-MiniLM-L6-v2"
     assert body["dimensions"] == 384
     assert (len(body["embeddings"]), body["tokens"], body["truncated"]) == (1, [9], [False])
@@ -113,19 +107,15 @@ def test_token_ids_and_their_text_have_equal_vectors(
 
 
 def test_long_token_ids_are_truncated_or_refused(client: TestClient) -> None:
-    assert encode(client, [[101] * 300])["truncated"] == [True]
-    fields = {"inputs": [[101], [101] * 300], "on_overflow": "error"}
-    response = client.post("/encode", json=fields)
-    assert (response.status_code, response.json()["code"]) == (422, "too_long")
-    assert response.json()["index"] == 1
+    assert ask(client, inputs=[[101] * 300])["truncated"] == [True]
+    problem = refused(client, "/encode", inputs=[[101], [101] * 300], on_overflow="error")
+    assert (problem["status"], problem["code"], problem["index"]) == (422, "too_long", 1)
 
 
 def test_on_overflow_error_refuses_long_texts(client: TestClient) -> None:
-    fields = {"inputs": [CAT, "word " * 600], "on_overflow": "error"}
-    response = client.post("/encode", json=fields)
-    assert (response.status_code, response.json()["code"]) == (422, "too_long")
-    assert response.json()["index"] == 1
-    assert encode(client, [CAT, "word " * 200], on_overflow="error")["truncated"] == [False] * 2
+    problem = refused(client, "/encode", inputs=[CAT, "word " * 600], on_overflow="error")
+    assert (problem["status"], problem["code"], problem["index"]) == (422, "too_long", 1)
+    assert ask(client, inputs=[CAT, "word " * 200], on_overflow="error")["truncated"] == [False] * 2
 
 
 def test_vectors_have_unit_length_unless_normalize_is_false(client: TestClient) -> None:
@@ -139,13 +129,13 @@ def test_vectors_are_truncated_before_they_are_normalized(minilm_client: TestCli
     own = vectors(minilm_client, CAT, normalize=False)[:, :64]
     cut = vectors(minilm_client, CAT, dimensions=64)
     np.testing.assert_allclose(cut, own / np.linalg.norm(own), rtol=0, atol=1e-6)
-    assert encode(minilm_client, CAT, dimensions=64)["dimensions"] == 64
+    assert ask(minilm_client, inputs=CAT, dimensions=64)["dimensions"] == 64
 
 
 def test_json_base64_and_octet_stream_have_equal_vectors(client: TestClient) -> None:
     texts = TEXTS[:5]
     expected = vectors(client, texts)
-    encoded = encode(client, texts, encoding="base64")["embeddings"]
+    encoded = ask(client, inputs=texts, encoding="base64")["embeddings"]
     decoded = [np.frombuffer(base64.b64decode(row), "<f4") for row in encoded]
     response = client.post(
         "/encode", json={"inputs": texts}, headers={"Accept": "application/octet-stream"}
@@ -239,15 +229,14 @@ def test_prompts_match_sentence_transformers(tmp_path: Path, include_prompt: boo
         close(vectors(client, texts), oracle.encode(texts))  # the default prompt
         query = vectors(client, texts, prompt_name="query")
         close(query, oracle.encode(texts, prompt_name="query"))
-        assert encode(client, "w5", prompt_name="query")["tokens"] == [5]
+        assert ask(client, inputs="w5", prompt_name="query")["tokens"] == [5]
         empty = vectors(client, texts, prompt_name="document")  # an empty prompt
         close(empty, oracle.encode(texts, prompt_name="document"))
 
-        response = client.post("/encode", json={"inputs": "w5", "prompt_name": "nope"})
-        assert response.status_code == 422
-        assert response.json()["detail"].endswith("the model's prompts: document, passage, query")
-        response = client.post("/encode", json={"inputs": [[0, 5, 2]], "prompt_name": "query"})
-        assert (response.status_code, response.json()["pointer"]) == (422, "/prompt_name")
+        problem = refused(client, "/encode", inputs="w5", prompt_name="nope")
+        assert problem["detail"].endswith("the model's prompts: document, passage, query")
+        problem = refused(client, "/encode", inputs=[[0, 5, 2]], prompt_name="query")
+        assert (problem["status"], problem["pointer"]) == (422, "/prompt_name")
 
 
 def test_info_describes_the_served_model(minilm_client: TestClient, artifact: Artifact) -> None:
@@ -292,7 +281,7 @@ def test_metrics_count_requests_by_route_and_status(client: TestClient) -> None:
 
     succeeded = 'vitrine_requests_total{route="/encode",status="200"}'
     before, tokens = counted(succeeded), counted("vitrine_batch_tokens_sum")
-    encode(client, CAT)
+    ask(client, inputs=CAT)
     client.post("/encode", json={"inputs": ""})
     client.get("/no/such/route")
     assert counted(succeeded) == before + 1
@@ -310,7 +299,7 @@ def test_examples_of_the_openapi_document_work(minilm_client: TestClient) -> Non
     for example in body["examples"].values():
         assert minilm_client.post("/encode", json=example["value"]).status_code == 200
     (expected,) = document["components"]["schemas"]["EncodeResponse"]["examples"]
-    actual = encode(minilm_client, **body["examples"]["texts"]["value"])
+    actual = ask(minilm_client, **body["examples"]["texts"]["value"])
     np.testing.assert_allclose(actual.pop("embeddings"), expected.pop("embeddings"), atol=1e-5)
     assert actual == expected
 
@@ -419,9 +408,9 @@ def test_texts_tokenized_in_slices_stay_in_order(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     texts = [f"text number {i} " * (1 + i % 7) for i in range(50)]
-    whole = encode(client, texts)
+    whole = ask(client, inputs=texts)
     monkeypatch.setattr("service.inference.tokenizing.encodings._SLICE_CHARS", 100)
-    sliced = encode(client, texts)
+    sliced = ask(client, inputs=texts)
     assert sliced["tokens"] == whole["tokens"]
     assert np.abs(np.subtract(sliced["embeddings"], whole["embeddings"])).max() <= 1e-6
 

@@ -27,6 +27,7 @@ from models.export.sources import resolve
 from service.inference.results.batch_run import BatchItem
 from service.inference.results.vectors import RowResults
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
+from tests.service.api.posting import ask, post, refused
 
 pytestmark = pytest.mark.slow
 
@@ -295,7 +296,7 @@ def test_responses_have_the_tokens_and_sums_of_each_score(client: TestClient) ->
         "documents": ["A dog ran.", "It rained."],
         "explain": {"method": "terms"},
     }
-    result = client.post("/score", json=body).json()
+    result = ask(client, "/score", **body)
     for score, explanation in zip(result["scores"], result["explanations"], strict=True):
         values = [term["value"] for term in explanation["terms"]]
         assert (len(values), sum(values) + explanation["other"]) == (10, pytest.approx(score))
@@ -304,16 +305,16 @@ def test_responses_have_the_tokens_and_sums_of_each_score(client: TestClient) ->
     special = [token for token in tokens if token["token"] in ("[CLS]", "[SEP]")]
     assert special
     assert {(token["start"], token["end"]) for token in special} == {(None, None)}
-    assert "explanations" not in client.post("/score", json={**body, "explain": False}).json()
+    assert "explanations" not in ask(client, "/score", **{**body, "explain": False})
 
 
 def test_embedding_model_reranks_by_cosine_with_explanations_of_the_best(
     client: TestClient,
 ) -> None:
     documents = ["A dog ran.", "It rained.", "A cat sat on the mat."]
-    scores = client.post("/score", json={"queries": "A cat", "documents": documents}).json()
+    scores = ask(client, "/score", queries="A cat", documents=documents)
     body = {"query": "A cat", "documents": documents, "top_n": 2, "explain": {"method": "terms"}}
-    response = client.post("/rerank", json=body)
+    response = post(client, "/rerank", **body)
     result = response.json()
     assert (result["kind"], len(result["results"]), len(result["tokens"])) == ("cosine", 2, 3)
     assert "explain;dur=" in response.headers["Server-Timing"]
@@ -327,7 +328,7 @@ def test_embedding_model_reranks_by_cosine_with_explanations_of_the_best(
 
 def test_reranker_refers_to_deletion(rerank_client: TestClient) -> None:
     body = {"query": "w5", "documents": ["w6", "w7"], "explain": {"method": "terms"}}
-    problem = rerank_client.post("/rerank", json=body).json()
+    problem = refused(rerank_client, "/rerank", **body)
     assert (problem["code"], problem["pointer"]) == ("wrong_model", "/explain")
     assert "it reads query and document at once; deletion explains it" in problem["detail"]
 
@@ -338,8 +339,8 @@ def test_explanations_of_too_many_tokens_are_refused(client: TestClient) -> None
         "documents": [f"{i} " + "cat " * 300 for i in range(80)],
         "explain": {"method": "terms"},
     }
-    problem = client.post("/score", json=body).json()
+    problem = refused(client, "/score", **body)
     assert (problem["code"], problem["pointer"]) == ("too_many_tokens", "/documents")
-    assert client.post("/score", json={**body, "explain": False}).status_code == 200
+    assert ask(client, "/score", **{**body, "explain": False})
     ranked = {"query": "a", "documents": body["documents"], "explain": body["explain"], "top_n": 3}
-    assert len(client.post("/rerank", json=ranked).json()["results"]) == 3
+    assert len(ask(client, "/rerank", **ranked)["results"]) == 3

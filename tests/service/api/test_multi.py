@@ -25,7 +25,7 @@ from service.inference.results import token_pooling
 from service.inference.results import vectors as vector_results
 from service.serve_command import example_request
 from tests.service.api.conftest import client_of
-from tests.service.api.posting import ask
+from tests.service.api.posting import ask, refused, wrong_model
 
 pytestmark = pytest.mark.slow
 
@@ -230,9 +230,8 @@ def test_scores_have_no_limit_of_token_vectors(
 ) -> None:
     model = multi_client.app.state.vitrine.registry.current()  # type: ignore[attr-defined]
     monkeypatch.setitem(model.__dict__, "max_token_vectors", 20)
-    response = multi_client.post("/encode", json={"inputs": TEXTS})
-    problem = response.json()
-    assert (response.status_code, problem["code"]) == (422, "too_many_tokens")
+    problem = refused(multi_client, "/encode", inputs=TEXTS)
+    assert (problem["status"], problem["code"]) == (422, "too_many_tokens")
     ask(multi_client, "/score", queries=QUERIES, documents=TEXTS)
 
 
@@ -260,9 +259,9 @@ def test_scores_have_no_limit_of_token_vectors(
 def test_invalid_requests_are_refused(
     multi_client: TestClient, body: Json, pointer: str | None, message: str
 ) -> None:
-    response = multi_client.post("/encode", json=body)
-    assert (response.status_code, response.json().get("pointer")) == (422, pointer)
-    assert message in response.json()["detail"]
+    problem = refused(multi_client, "/encode", **body)
+    assert (problem["status"], problem.get("pointer")) == (422, pointer)
+    assert message in problem["detail"]
 
 
 @pytest.mark.parametrize(
@@ -287,9 +286,8 @@ def test_routes_of_other_models_refuse(
 
 
 def test_other_models_refuse_multi_vectors(client: TestClient) -> None:
-    response = client.post("/encode", json={"inputs": "cat", "output": "multi"})
-    assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
-    assert "cannot encode texts into multi-vectors" in response.json()["detail"]
+    detail = wrong_model(client, "/encode", inputs="cat", output="multi")
+    assert "cannot encode texts into multi-vectors" in detail
 
 
 def test_info_has_the_lengths_of_queries_and_documents(multi_client: TestClient) -> None:

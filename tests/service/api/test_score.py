@@ -12,7 +12,7 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
-from tests.service.api.posting import ask
+from tests.service.api.posting import ask, refused, wrong_model
 
 pytestmark = pytest.mark.slow
 
@@ -105,17 +105,15 @@ def test_invalid_requests_name_the_text(
     message: str,
 ) -> None:
     asked = rerank_client if kind == "cross_encoder" else client
-    response = asked.post("/score", json=body)
-    problem = response.json()
-    assert response.status_code == (413 if "the limit is" in message else 422)
+    problem = refused(asked, "/score", **body)
+    assert problem["status"] == (413 if "the limit is" in message else 422)
     assert (problem["pointer"], problem.get("index")) == (pointer, index)
     assert message in problem["detail"]
     assert ask(asked, "/score", queries="w5", documents="w6")["kind"] == kind
 
 
 def test_classifier_has_no_scores_of_pairs(classify_client: TestClient) -> None:
-    response = classify_client.post("/score", json={"queries": "a", "documents": "b"})
-    assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
+    wrong_model(classify_client, "/score", queries="a", documents="b")
 
 
 @pytest.mark.parametrize("chunking", [None, {"size": 8}])

@@ -29,6 +29,7 @@ from service.bulk.job import encode_files
 from service.bulk.options import BulkOptions
 from service.settings import EngineSettings, ModelsSettings, ServedModel, Settings
 from tests.models.checkpoints import edit_json
+from tests.service.api.posting import ask, refused
 from tests.serving import serving
 
 pytestmark = pytest.mark.slow
@@ -67,9 +68,7 @@ class ModelsAndOracles(NamedTuple):
     artifacts: Mapping[str, Path]
 
     def post(self, path: str, **body: object) -> Json:
-        response = self.client.post(path, json=body)
-        assert response.status_code == 200, response.text
-        result: Json = response.json()
+        result: Json = ask(self.client, path, **body)
         return result
 
     def expected(self, name: str, queries: list[str], documents: list[str]) -> NDArray[np.float64]:
@@ -316,23 +315,14 @@ def test_terms_of_sparse_vectors_are_products_of_weights(
 @pytest.mark.parametrize("name", [name for name in NAMES if not name.endswith(("dot", "cosine"))])
 def test_distances_have_no_terms(models: ModelsAndOracles, name: str) -> None:
     queries, documents = texts_of(name)
-    score = {
-        "model": name,
-        "queries": queries[0],
-        "documents": documents,
-        "explain": {"method": "terms"},
-    }
-    rerank = {
-        "model": name,
-        "query": queries[0],
-        "documents": documents,
-        "explain": {"method": "terms"},
-    }
-    for path, body in (("/score", score), ("/rerank", rerank), ("/rerank", rerank | {"top_n": 1})):
-        response = models.client.post(path, json=body)
-        problem = response.json()
-        expected = (422, "wrong_model", "/explain")
-        assert (response.status_code, problem["code"], problem["pointer"]) == expected
+    body: Json = {"model": name, "documents": documents, "explain": {"method": "terms"}}
+    for path, fields in (
+        ("/score", {"queries": queries[0]}),
+        ("/rerank", {"query": queries[0]}),
+        ("/rerank", {"query": queries[0], "top_n": 1}),
+    ):
+        problem = refused(models.client, path, **body, **fields)
+        assert (problem["code"], problem["pointer"]) == ("wrong_model", "/explain")
         similarity = name.rpartition("-")[2]
         assert f"because {similarity} is a distance; deletion explains it" in problem["detail"]
 
