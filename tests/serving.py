@@ -10,16 +10,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import httpx2
+import pytest
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
+from service.app import create_app
 from service.debug.pipeline.state import DebugState
 from service.inference.model.model import Model
+from service.settings import Settings
 from tests.documented import check_documented
 from tests.eventually import eventually
 
@@ -36,6 +39,17 @@ def serving(app: FastAPI) -> Iterator[TestClient]:
         server = state_of(client).settings.server
         check = partial(check_documented, tei_at_root=server.tei_at_root)
         client.event_hooks["response"] = [check]
+        yield client
+
+
+@contextmanager
+def served(model: Path | None = None, /, **groups: dict[str, Any]) -> Iterator[TestClient]:
+    """Yield a client of a service with an artifact, and with groups of settings as dicts."""
+    groups["engine"] = {"threads": 1, **groups.get("engine", {})}
+    if model is not None:
+        groups["model"] = {"path": model, **groups.get("model", {})}
+    settings = Settings.model_validate(groups)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
         yield client
 
 

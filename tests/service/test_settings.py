@@ -5,7 +5,7 @@ import json
 import pytest
 
 from service.serve_command import parse
-from service.settings import from_command_line
+from service.settings import Settings, from_command_line
 
 
 def test_escapes_of_json_are_read_in_options_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +52,9 @@ def test_invalid_variable_is_named(
     monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=message):
         from_command_line([])
+
+
+def test_folder_and_list_of_models_are_mutually_exclusive() -> None:
+    settings = Settings(models={"folder": "/models", "served": [{"path": "/model"}]})
+    with pytest.raises(ValueError, match=r"models.served are mutually exclusive"):
+        settings.model_specs()

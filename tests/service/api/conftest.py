@@ -15,8 +15,6 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
-from service.app import create_app
-from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.conftest import Export
 from tests.models.checkpoints import (
     QUERY_MODULE,
@@ -30,7 +28,7 @@ from tests.models.checkpoints import (
     write_json,
 )
 from tests.models.gliner import save_gliner
-from tests.serving import process, serving, url_of
+from tests.serving import process, served, url_of
 
 LABELS = ["sad", "neutral", "happy"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -235,13 +233,8 @@ def url(small_artifact: Artifact) -> Iterator[str]:
 
 def client_of(artifact: Artifact) -> Iterator[TestClient]:
     """Yield a client of a service with the model and all gradient routes."""
-    settings = Settings(
-        model=ModelSettings(path=artifact.path),
-        engine=EngineSettings(threads=1),
-        limits=LimitSettings(max_inputs=8),
-        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu"),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    debug = {"enabled": True, "hosts": ["testserver"], "device": "cpu"}
+    with served(artifact.path, limits={"max_inputs": 8}, debug=debug) as client:
         yield client
 
 

@@ -13,10 +13,9 @@ from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from service.app import create_app
-from service.settings import ApiKey, AuthSettings, Scope, Settings
+from service.settings import ApiKey, AuthSettings, Scope
 from tests.eventually import eventually
-from tests.serving import PATIENCE_S, flat_routes, lines_until, process, serving, url_of
+from tests.serving import PATIENCE_S, flat_routes, lines_until, process, served, state_of, url_of
 
 KEYS: dict[Scope, str] = {
     "encode": "encode-key-0123456789",
@@ -37,19 +36,15 @@ def api_key(scope: Scope) -> ApiKey:
 
 
 @pytest.fixture(scope="module")
-def keyed(settings: Settings) -> Settings:
-    auth = AuthSettings(keys=tuple(map(api_key, KEYS)))
-    return settings.model_copy(update={"auth": auth})
-
-
-@pytest.fixture(scope="module")
-def keyed_client(keyed: Settings) -> Iterator[TestClient]:
-    with serving(create_app(keyed)) as client:
+def keyed_client(small_artifact: Artifact) -> Iterator[TestClient]:
+    with served(small_artifact.path, auth={"keys": list(map(api_key, KEYS))}) as client:
         yield client
 
 
-def test_every_route_requires_one_scope_unless_it_is_listed_as_public(keyed: Settings) -> None:
-    routes = flat_routes(create_app(keyed).routes)
+def test_every_route_requires_one_scope_unless_it_is_listed_as_public(
+    keyed_client: TestClient,
+) -> None:
+    routes = flat_routes(keyed_client.app.routes)  # type: ignore[attr-defined]
     assert {"/encode", "/info", "/metrics"} <= {route.path for route in routes}
     for route in routes:
         dependencies = route.dependencies if isinstance(route, APIRoute) else []
@@ -122,15 +117,14 @@ def test_alternative_spellings_of_a_path_do_not_bypass_the_key(
     assert response.headers["content-type"] == "application/problem+json"
 
 
-def test_keys_are_not_logged(
-    keyed: Settings, keyed_client: TestClient, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_keys_are_not_logged(keyed_client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     for key in KEYS.values():
         keyed_client.post(
             "/encode", json={"inputs": "a"}, headers={"Authorization": f"Bearer {key}"}
         )
-    output = caplog.text + repr(keyed) + str(keyed.model_dump())
+    settings = state_of(keyed_client).settings
+    output = caplog.text + repr(settings) + str(settings.model_dump())
     assert not any(key in output for key in KEYS.values())
 
 

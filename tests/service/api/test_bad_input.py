@@ -8,10 +8,9 @@ import pytest
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
 from service.api.schemas import REFERENCED
-from service.app import create_app
-from service.settings import DebugSettings, LimitSettings, Settings
-from tests.serving import serving
+from tests.serving import served
 
 JSON = {"Content-Type": "application/json"}
 
@@ -184,12 +183,10 @@ def test_text_of_a_megabyte_returns_413_with_its_index(client: TestClient, lette
 
 
 def test_body_over_the_limit_returns_413_with_and_without_content_length(
-    settings: Settings,
+    small_artifact: Artifact,
 ) -> None:
-    limits = LimitSettings(max_body_bytes=1_000)
-    debug = DebugSettings(enabled=True, hosts=("testserver",))
-    update = {"limits": limits, "debug": debug}
-    with serving(create_app(settings.model_copy(update=update))) as client:
+    debug = {"enabled": True, "hosts": ["testserver"]}
+    with served(small_artifact.path, limits={"max_body_bytes": 1_000}, debug=debug) as client:
         body = json.dumps({"inputs": ["word"] * 500}).encode()
         chunks = (body[i : i + 100] for i in range(0, len(body), 100))
         for path, content in (("/encode", body), ("/encode", chunks), ("/debug/flow", body)):

@@ -15,16 +15,14 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
-from service.app import create_app
 from service.inference.batching.cache import CacheCounts, ResultCache
 from service.inference.results.batch_run import BatchItem, copy_read_only
 from service.inference.results.vectors import RowResults, SparseVector
 from service.inference.tokenizing.rows import Row
-from service.settings import CacheSettings, EngineSettings, ModelSettings, Settings
 from tests.conftest import FamilyArtifact
 from tests.eventually import eventually
 from tests.service.api.posting import ask, post
-from tests.serving import ready_model, serving, values_of
+from tests.serving import ready_model, served, values_of
 
 pytestmark = pytest.mark.slow
 
@@ -34,12 +32,7 @@ TEXTS = ["The cat sat.", "rain", "The cat sat.", "a cat on a mat " * 6]
 
 @pytest.fixture(scope="module")
 def client(small_artifact: Artifact) -> Iterator[TestClient]:
-    settings = Settings(
-        model=ModelSettings(path=small_artifact.path),
-        engine=EngineSettings(threads=1),
-        cache=CacheSettings(max_bytes=2**20),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(small_artifact.path, cache={"max_bytes": 2**20}) as client:
         yield client
 
 

@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from service.app import create_app
-from service.settings import ApiKey, AuthSettings, EngineSettings, ModelSettings, Scope, Settings
-from tests.serving import ready_model, serving
+from service.settings import Scope
+from tests.serving import ready_model, served
 
 KEYS: dict[str, tuple[Scope, ...]] = {
     "encode-key-0123456789": ("encode",),
@@ -22,15 +20,8 @@ ENCODE, BULK, BOTH = KEYS
 
 @pytest.fixture(scope="module")
 def client(small_artifact: Artifact) -> Iterator[TestClient]:
-    keys = tuple(
-        ApiKey(name=key, key=SecretStr(key), scopes=scopes) for key, scopes in KEYS.items()
-    )
-    settings = Settings(
-        model=ModelSettings(path=small_artifact.path),
-        engine=EngineSettings(threads=1),
-        auth=AuthSettings(keys=keys),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    keys = [{"name": key, "key": key, "scopes": scopes} for key, scopes in KEYS.items()]
+    with served(small_artifact.path, auth={"keys": keys}) as client:
         yield client
 
 

@@ -24,13 +24,11 @@ from models.export.exporter import export
 from models.export.sentence_config import Overrides
 from models.export.sources import resolve
 from models.manifest import MANIFEST, ArtifactError, SimilarityName
-from service.app import create_app
 from service.bulk.job import encode_files
 from service.bulk.options import BulkOptions
-from service.settings import EngineSettings, ModelsSettings, ServedModel, Settings
 from tests.models.checkpoints import edit_json
 from tests.service.api.posting import ask, refused
-from tests.serving import serving
+from tests.serving import served
 
 pytestmark = pytest.mark.slow
 
@@ -125,13 +123,8 @@ def models(
         artifacts[name] = with_similarity(
             sparse_encoder[1].path, folder / f"{name}-artifact", similarity
         )
-    settings = Settings(
-        models=ModelsSettings(
-            served=tuple(ServedModel(name=name, path=artifacts[name]) for name in NAMES)
-        ),
-        engine=EngineSettings(threads=1),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    all_models = [{"name": name, "path": artifacts[name]} for name in NAMES]
+    with served(models={"served": all_models}) as client:
         yield ModelsAndOracles(client, oracles, artifacts)
 
 

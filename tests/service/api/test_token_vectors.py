@@ -13,11 +13,9 @@ from transformers import AutoTokenizer
 
 from models.artifact import Artifact
 from models.engines import cosines
-from service.app import create_app
-from service.settings import EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.sentences import mixed_texts
 from tests.service.api.posting import ask, refused
-from tests.serving import ready_model, serving
+from tests.serving import ready_model, served
 
 TEXTS = mixed_texts()[:40]
 
@@ -128,12 +126,7 @@ def test_token_outputs_are_tokenized_once(
 
 
 def test_token_vectors_over_the_limit_return_422(small_artifact: Artifact) -> None:
-    settings = Settings(
-        model=ModelSettings(path=small_artifact.path),
-        engine=EngineSettings(threads=1),
-        limits=LimitSettings(max_token_vectors=10),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(small_artifact.path, limits={"max_token_vectors": 10}) as client:
         assert len(tokens_of(client, ["a b c", "d e f"])["embeddings"]) == 2
         problem = refused(client, "/encode", inputs=["a b c", "d e f g"], output="tokens")
         assert (problem["status"], problem["code"]) == (422, "too_many_tokens")

@@ -36,7 +36,7 @@ from service.inference.results.vectors import (
 )
 from service.inference.tokenizing.rows import Row
 from service.request_trace import RequestTrace
-from service.settings import CacheSettings, ModelsSettings, ServedModel, Settings, traces_endpoint
+from service.settings import Settings, traces_endpoint
 from tests.eventually import HANG_S, eventually
 from tests.receiver import Receiver, attributes, receiving
 from tests.service.api.raw_http import HOST, get, post
@@ -48,7 +48,7 @@ from tests.serving import (
     process,
     received,
     rest,
-    serving,
+    served,
 )
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -68,8 +68,8 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def client(settings: Settings, receiver: Receiver) -> Iterator[TestClient]:  # noqa: ARG001 - its variables
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+def client(small_artifact: Artifact, receiver: Receiver) -> Iterator[TestClient]:  # noqa: ARG001 - its variables
+    with served(small_artifact.path) as client:
         yield client
 
 
@@ -134,24 +134,19 @@ def test_spans_of_the_stages_have_the_durations_of_server_timing(
     assert durations["serialize"] >= stages["serialize"] - 0.001
 
 
-def test_lookup_in_the_cache_is_a_stage(receiver: Receiver, settings: Settings) -> None:
-    cached = settings.model_copy(update={"cache": CacheSettings(max_bytes=2**20)})
-    with serving(create_app(cached, on_fatal=pytest.fail)) as client:
+def test_lookup_in_the_cache_is_a_stage(receiver: Receiver, small_artifact: Artifact) -> None:
+    with served(small_artifact.path, cache={"max_bytes": 2**20}) as client:
         client.post("/encode", json={"inputs": "a text"})
         [server] = receiver.wait()
     assert names(receiver.children(server)) == [*STAGES[:2], "cache", *STAGES[2:]]
 
 
 def test_wait_for_a_load_is_a_stage(
-    receiver: Receiver, settings: Settings, small_artifact: Artifact, other_artifact: Artifact
+    receiver: Receiver, small_artifact: Artifact, other_artifact: Artifact
 ) -> None:
-    served = (
-        ServedModel(name="cats", path=small_artifact.path),
-        ServedModel(name="dogs", path=other_artifact.path),
-    )
-    models = ModelsSettings(served=served, max_bytes=weight_bytes(small_artifact))
-    app = create_app(Settings(models=models, engine=settings.engine), on_fatal=pytest.fail)
-    with serving(app) as client:
+    paths = {"cats": small_artifact.path, "dogs": other_artifact.path}
+    two = [{"name": name, "path": path} for name, path in paths.items()]
+    with served(models={"served": two, "max_bytes": weight_bytes(small_artifact)}) as client:
         for _ in range(2):
             assert client.post("/encode", json={"inputs": "a", "model": "dogs"}).is_success
         first, second = receiver.wait(2)
@@ -255,10 +250,10 @@ def test_unsampled_requests_are_not_exported(client: TestClient, receiver: Recei
 
 
 def test_sampler_is_that_of_the_variable(
-    receiver: Receiver, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(small_artifact.path) as client:
         client.post("/encode", json={"inputs": "a"})
         client.post("/encode", json={"inputs": "a"}, headers={"traceparent": TRACEPARENT})
         receiver.wait()
@@ -266,11 +261,11 @@ def test_sampler_is_that_of_the_variable(
 
 
 def test_service_name_is_that_of_the_variable(
-    receiver: Receiver, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "search")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(small_artifact.path) as client:
         client.get("/info")
         receiver.wait()
     resource = receiver.resources[0]
@@ -297,18 +292,15 @@ def test_errors_of_the_service_have_error_status_and_those_of_clients_do_not(
 
 
 @pytest.fixture(scope="module")
-def opted_in(settings: Settings) -> Iterator[tuple[TestClient, Receiver]]:
+def opted_in(small_artifact: Artifact) -> Iterator[tuple[TestClient, Receiver]]:
     """A client of an application whose spans have the attributes of the GenAI conventions."""
-    path = settings.model.path
-    served = (ServedModel(name="cats", path=path, aliases=("text-embedding-3-small",)),)
-    models = ModelsSettings(served=served, default="cats")
-    with receiving() as receiver:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-            patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
-            patch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http, gen_ai_latest_experimental")
-            app = create_app(Settings(models=models, engine=settings.engine))
-        with serving(app) as client:
+    cats = {"name": "cats", "path": small_artifact.path, "aliases": ["text-embedding-3-small"]}
+    with receiving() as receiver, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
+        patch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http, gen_ai_latest_experimental")
+        with served(models={"served": [cats], "default": "cats"}) as client:
+            patch.undo()  # for applications of other tests
             yield client, receiver
 
 

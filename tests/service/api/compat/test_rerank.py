@@ -12,16 +12,8 @@ from starlette.testclient import TestClient
 from transformers import pipeline
 
 from models.artifact import Artifact
-from service.app import create_app
-from service.settings import (
-    EngineSettings,
-    LimitSettings,
-    ModelSettings,
-    ServerSettings,
-    Settings,
-)
 from tests.service.api.posting import ask
-from tests.serving import serving
+from tests.serving import served
 
 pytestmark = pytest.mark.slow
 
@@ -267,14 +259,9 @@ def test_tei_predict_mirrors_the_shape_of_its_inputs(
 
 
 def test_tei_predict_counts_a_pair_as_one_input(classifier: Artifact) -> None:
-    settings = Settings(
-        model=ModelSettings(path=classifier.path),
-        engine=EngineSettings(threads=1),
-        limits=LimitSettings(max_inputs=1),
-    )
     classify = pipeline("text-classification", str(classifier.path / "source"), top_k=None)
     expected = classify({"text": "w5 w6", "text_pair": "w33 w8"})
-    with serving(create_app(settings)) as client:
+    with served(classifier.path, limits={"max_inputs": 1}) as client:
         for inputs in (["w5 w6", "w33 w8"], [["w5 w6", "w33 w8"]]):
             actual = ask(client, "/tei/predict", inputs=inputs)
             labels = actual if isinstance(actual[0], dict) else actual[0]
@@ -357,12 +344,7 @@ def test_errors_of_tei_name_the_field(
 
 @pytest.fixture(scope="module")
 def root_client(reranker: Artifact) -> Iterator[TestClient]:
-    settings = Settings(
-        model=ModelSettings(path=reranker.path),
-        engine=EngineSettings(threads=1),
-        server=ServerSettings(tei_at_root=True),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(reranker.path, server={"tei_at_root": True}) as client:
         yield client
 
 

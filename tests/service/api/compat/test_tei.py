@@ -15,7 +15,6 @@ from transformers import pipeline
 from models.artifact import Artifact
 from service.api.compat.tei import render_error
 from service.api.errors import headers_of
-from service.app import create_app
 from service.inference.errors import (
     InferenceFailed,
     InvalidInput,
@@ -23,9 +22,8 @@ from service.inference.errors import (
     Overloaded,
     VitrineError,
 )
-from service.settings import Settings
 from tests.service.api.posting import ask
-from tests.serving import serving
+from tests.serving import served
 
 CAT = "The cat sat on the mat."
 TEXTS = [CAT, "A feline rested on the rug.", "Größe, 猫 and 🐈!"]
@@ -349,11 +347,9 @@ def test_what_is_wrong_with_the_service_is_told_in_its_words(
 
 
 @pytest.fixture(scope="module")
-def root_client(minilm_settings: Settings) -> Iterator[TestClient]:
+def root_client(artifact: Artifact) -> Iterator[TestClient]:
     """A client of a service that serves TEI's contract at / too."""
-    server = minilm_settings.server.model_copy(update={"tei_at_root": True})
-    app = create_app(minilm_settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
-    with serving(app) as client:
+    with served(artifact.path, server={"tei_at_root": True}) as client:
         yield client
 
 

@@ -25,19 +25,13 @@ from models.export.sources import resolve
 from models.manifest import CHECK, MANIFEST, TOKENIZER
 from service.api.compat import tei
 from service.api.middleware import RequestMiddleware
-from service.app import create_app
 from service.inference.registry import registry
-from service.settings import (
-    ModelSettings,
-    ModelsSettings,
-    Settings,
-)
 from tests.eventually import eventually
 from tests.hostile_artifacts import copy_of, edit, edit_graph, make_slow
 from tests.hostile_artifacts import replace as replace_file
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
-from tests.service.api.models.conftest import AUTH, ENGINE, HEADERS, TEXT, Checked, same
-from tests.serving import ready_model, serving
+from tests.service.api.models.conftest import AUTH, HEADERS, TEXT, Checked, same
+from tests.serving import ready_model, served
 
 
 def test_swap_serves_the_new_version_and_its_path_brings_the_old_one_back(
@@ -378,14 +372,9 @@ def test_alias_that_a_model_has_twice_is_refused(one: TestClient, other_artifact
 def test_model_beyond_the_memory_budget_is_refused_without_repeating_its_name(
     small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(
-        model=ModelSettings(path=small_artifact.path),
-        models=ModelsSettings(max_bytes=weight_bytes(small_artifact)),
-        engine=ENGINE,
-        auth=AUTH,
-    )
+    models = {"max_bytes": weight_bytes(small_artifact)}
     body = {"path": str(small_artifact.path)}
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(small_artifact.path, models=models, auth=AUTH) as client:
         monkeypatch.setattr(registry, "read_artifact", lambda _: (small_artifact, 10**9))
         response = client.post("/models/another", json=body, headers=HEADERS)
     assert response.status_code == 422

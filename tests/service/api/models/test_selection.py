@@ -13,17 +13,11 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from service.api.compat import tei, tei_embed
 from service.api.state import AppState
-from service.app import create_app
 from service.inference.model.opening import ModelOptions
 from service.inference.registry.served_models import ModelSpec
-from service.settings import (
-    ModelsSettings,
-    ServedModel,
-    Settings,
-)
 from tests.models.checkpoints import edit_json
-from tests.service.api.models.conftest import ENGINE, TEXT, same
-from tests.serving import serving
+from tests.service.api.models.conftest import TEXT, same
+from tests.serving import served
 
 
 @pytest.mark.parametrize(
@@ -217,10 +211,9 @@ def test_settings_of_the_same_weights_are_different_versions_everywhere(
     edit_json(tmp_path / "raw" / "manifest.json", normalize=False)
     paths = {"unit": small_artifact.path, "raw": tmp_path / "raw", "copy": tmp_path / "copy"}
     shutil.copytree(small_artifact.path, paths["copy"])
-    served = tuple(ServedModel(name=name, path=path) for name, path in paths.items())
-    settings = Settings(models=ModelsSettings(served=served), engine=ENGINE)
+    models = [{"name": name, "path": path} for name, path in paths.items()]
     seen = []
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(models={"served": models}) as client:
         listed = {model["name"]: model for model in client.get("/models").json()["models"]}
         lines = client.get("/metrics").text.splitlines()
         for name in paths:
