@@ -149,7 +149,7 @@ GUARDS = (
         "service/api/models.py",
         "    if problem := name_problem(name):\n",
         "    if problem := None:\n",
-        f"{_T}models/test_changes.py::test_invalid_name_of_a_model_is_refused_without_repeating_it",
+        f"{_T}models/test_changes.py::test_invalid_load_is_refused_without_repeating_names",
     ),
     Guard(
         "service/api/middleware.py",

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
+from tests.service.debug.held_worker import NO_FILE, held_workers
 from tests.serving import served
 
 KEY = "admin-key-0123456789"
@@ -30,7 +32,7 @@ def several(small_artifact: Artifact, other_artifact: Artifact) -> Iterator[Test
         {"name": "org/dogs", "path": other_artifact.path},
     ]
     debug = {"enabled": True, "hosts": ["testserver"]}
-    with served(models={"served": two}, debug=debug) as client:
+    with held_workers(Path(NO_FILE)), served(models={"served": two}, debug=debug) as client:
         yield client
 
 
@@ -51,7 +53,29 @@ def vectors(
 @pytest.fixture
 def one(small_artifact: Artifact) -> Iterator[TestClient]:
     """A client, with the admin's key, of a service with one model."""
-    with served(small_artifact.path, auth=AUTH) as client:
+    yield from _client_of_admin(small_artifact)
+
+
+@pytest.fixture(scope="package")
+def shared(small_artifact: Artifact) -> Iterator[TestClient]:
+    yield from _client_of_admin(small_artifact)
+
+
+@pytest.fixture
+def unchanged(shared: TestClient) -> Iterator[TestClient]:
+    """A client like `one`, of a service whose model the test must not change."""
+
+    def state() -> object:
+        models = shared.get("/models").json()["models"]
+        return [(model["name"], model["version"], model["aliases"]) for model in models]
+
+    before = state()
+    yield shared
+    assert state() == before
+
+
+def _client_of_admin(artifact: Artifact) -> Iterator[TestClient]:
+    with served(artifact.path, auth=AUTH) as client:
         client.headers.update(HEADERS)
         yield client
 

@@ -112,9 +112,9 @@ def test_native_routes_list_the_models_if_the_name_is_unknown_or_missing(
     ],
 )
 def test_an_empty_name_is_not_that_of_the_default_model(
-    one: TestClient, path: str, body: dict[str, Any] | None
+    unchanged: TestClient, path: str, body: dict[str, Any] | None
 ) -> None:
-    response = one.request("GET" if body is None else "POST", path, json=body)
+    response = unchanged.request("GET" if body is None else "POST", path, json=body)
     assert (response.status_code, "unknown model" in response.text) == (404, True)
 
 
@@ -233,7 +233,7 @@ def test_settings_of_the_same_weights_are_different_versions_everywhere(
 @pytest.mark.slow
 def test_debug_routes_select_the_model(several: TestClient) -> None:
     graphs = {}
-    for name in ("cats", "org/dogs", "cats"):
+    for name in ("cats", "org/dogs"):
         body = {"text": "cat", "target": {"type": "norm"}, "method": "saliency", "model": name}
         response = several.post("/debug/attribute", json=body)
         assert response.status_code == 200, response.text
