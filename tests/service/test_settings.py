@@ -41,7 +41,7 @@ def test_options_and_the_model_override_the_environment(
     ("name", "value", "message"),
     [
         ("VITRINE_MODEL_PATH", "x", "not a setting; did you mean VITRINE_MODEL__PATH?"),
-        ("VITRINE_ENGIN__NAME", "x", "VITRINE_ENGIN__NAME is not a setting"),
+        ("VITRINE_OTHER__NAME", "x", "VITRINE_OTHER__NAME is not a setting; vitrine-serve --help"),
         ("VITRINE_MODEL", "x", "not a setting; those of its group are VITRINE_MODEL__NAME"),
         ("VITRINE_AUTH__KEYS", "[{", "auth.keys\n.* invalid JSON"),
     ],

@@ -151,12 +151,6 @@ def test_invalid_explanations_are_refused_by_name(
     assert detail in problem["detail"]
 
 
-def test_chunks_are_not_explained(client: TestClient) -> None:
-    body = {"queries": QUERY, "documents": DOCUMENT, "explain": {}, "chunking": {}}
-    problem = refused(client, "/score", **body)
-    assert (problem["status"], problem["pointer"]) == (422, "/explain")
-
-
 def test_labels_are_explained_by_the_texts_without_each_unit(classify_client: TestClient) -> None:
     def best(*texts: str) -> dict[str, float]:
         inputs = [texts[0] if len(texts) == 1 else list(texts)]
@@ -248,12 +242,6 @@ def test_true_is_an_explanation_by_deletion_with_all_defaults(any_client: TestCl
         for name in ("units", "words"):
             pairs = zip(text.get(name, ()), expected.get(name, ()), strict=True)
             assert all(a["left_out"] == pytest.approx(b["left_out"], abs=2e-5) for a, b in pairs)
-
-
-def test_true_explains_the_best_label(classify_client: TestClient) -> None:
-    response = ask(classify_client, "/classify", inputs=["w5 w9"], explain=True)
-    (explanation,) = response["explanations"]
-    assert explanation["label"] == response["labels"][0][0]["label"]
 
 
 @pytest.mark.parametrize("raw", [False, True])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
     Normalize,
@@ -68,7 +68,6 @@ def pooled_tokens(oracle: SentenceTransformer, text: str, prompt: str, pooling: 
 @pytest.mark.parametrize(
     ("pooling", "heads", "config"),
     [
-        ("mean", (), {}),
         ("mean", (Normalize(),), {"truncate_dim": 8}),
         ("mean_sqrt_len_tokens", (Normalize(),), {}),
         ("weightedmean", (), {}),
@@ -146,27 +145,6 @@ def test_blocks_of_a_long_query_give_the_same_terms(
         assert ours.value == pytest.approx(theirs.value, abs=1e-6)
         assert ours.query == theirs.query
     assert actual.other == pytest.approx(expected.other, abs=1e-5)
-
-
-def test_terms_of_a_dot_product_are_products_of_weights(
-    sparse_encoder: tuple[SparseEncoder, Artifact],
-) -> None:
-    oracle, artifact = sparse_encoder
-    query = oracle.encode_query(QUERY, convert_to_sparse_tensor=False).double().numpy()
-    with vitrine.SyncModel(artifact.path, THREADS) as model:
-        result = model.score(QUERY, DOCUMENTS, explain=vitrine.Terms())
-    for index, text in enumerate(DOCUMENTS):
-        document = oracle.encode_document(text, convert_to_sparse_tensor=False).double().numpy()
-        products = query * document
-        explanation = result.explanations[index]
-        assert [term.query for term in explanation.terms] == [
-            term.document for term in explanation.terms
-        ]
-        for term in explanation.terms:
-            assert term.value == pytest.approx(products[term.query.id], rel=1e-3, abs=1e-5)
-        values = [term.value for term in explanation.terms]
-        np.testing.assert_allclose(values, np.sort(products)[::-1][: len(values)], atol=1e-4)
-        assert sum(values) + explanation.other == pytest.approx(result.scores[index], abs=1e-5)
 
 
 def test_terms_of_maxsim_are_each_query_token_with_its_most_similar_document_token(
