@@ -28,6 +28,7 @@ from tests.models.checkpoints import (
     write_json,
 )
 from tests.models.gliner import save_gliner
+from tests.service.debug.held_worker import NO_FILE, held_workers
 from tests.serving import process, served, url_of
 
 LABELS = ["sad", "neutral", "happy"]
@@ -234,7 +235,8 @@ def url(small_artifact: Artifact) -> Iterator[str]:
 def client_of(artifact: Artifact) -> Iterator[TestClient]:
     """Yield a client of a service with the model and all gradient routes."""
     debug = {"enabled": True, "hosts": ["testserver"], "device": "cpu"}
-    with served(artifact.path, limits={"max_inputs": 8}, debug=debug) as client:
+    limits = {"max_inputs": 8}
+    with held_workers(Path(NO_FILE)), served(artifact.path, limits=limits, debug=debug) as client:
         yield client
 
 

@@ -29,6 +29,10 @@ from tests.serving import ready_model, serving, state_of, values_of
 POISON = 2000  # the token id on which the stub engine fails
 
 
+class PanicException(BaseException):
+    """As a Rust extension raises when it panics: not an Exception."""
+
+
 class StubEngine:
     """Returns the first token id of each row as its vector; `fault` applies to POISON."""
 
@@ -386,9 +390,6 @@ def test_unexpected_error_returns_500_without_its_message(
 def test_panic_of_a_library_returns_500_as_json(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class PanicException(BaseException):
-        """As a Rust extension raises when it panics: not an Exception."""
-
     def panic() -> None:
         raise PanicException
 
@@ -403,9 +404,6 @@ def test_panic_of_a_library_returns_500_as_json(
 def test_tokenizer_panic_returns_500_and_the_next_request_works(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class PanicException(BaseException):
-        """As a Rust extension raises when it panics: not an Exception."""
-
     class Panicking:
         def encode(self, *_: object, **__: object) -> None:
             raise PanicException
@@ -464,11 +462,11 @@ def test_failed_startup_reports_the_reason_and_is_never_ready(
 
 
 async def test_gpu_warm_up_runs_one_row_and_a_batch_of_each_length_on_all_streams(
-    half_artifact: Artifact, stub: StubEngine, monkeypatch: pytest.MonkeyPatch
+    artifact: Artifact, stub: StubEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stub, "target", "cuda")
     monkeypatch.setattr(stub, "streams", 2)
-    async with await open_model(half_artifact.path):
+    async with await open_model(artifact.path):
         pass
     # Rows of 256, 128, ... 1 tokens. The budget is 512; 384 pairs cost as much as a token.
     assert stub.ran[:6] == [1, 1, 1, 1, 3, 3]

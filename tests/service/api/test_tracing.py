@@ -154,13 +154,11 @@ def test_wait_for_a_load_is_a_stage(
     assert names(receiver.children(second)) == STAGES
 
 
-@pytest.mark.parametrize("method", ["terms", "deletion", "shapley"])
-def test_explanation_is_a_stage(client: TestClient, receiver: Receiver, method: str) -> None:
-    body = {"queries": "a cat", "documents": ["a dog"], "explain": {"method": method}}
-    response = client.post("/score", json=body)
-    assert response.status_code == 200, response.text
-    [server] = receiver.wait()
-    assert names(receiver.children(server)) == [*STAGES[:4], "explain", *STAGES[4:]]
+def test_explanation_is_a_stage(client: TestClient, receiver: Receiver) -> None:
+    for method in ("terms", "deletion", "shapley"):
+        body = {"queries": "a cat", "documents": ["a dog"], "explain": {"method": method}}
+        server = span_of(client.post("/score", json=body), receiver)
+        assert names(receiver.children(server)) == [*STAGES[:4], "explain", *STAGES[4:]]
 
 
 async def test_requests_of_a_batch_are_linked(small_artifact: Artifact) -> None:
@@ -204,9 +202,8 @@ def test_traceparent_is_continued(client: TestClient, receiver: Receiver) -> Non
     assert len(receiver.children(server)) == len(STAGES)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
+def test_malformed_traceparent_is_ignored(client: TestClient, receiver: Receiver) -> None:
+    for header in (
         "",
         "nonsense",
         f"00-{TRACE_ID}-{PARENT_ID}",
@@ -215,16 +212,12 @@ def test_traceparent_is_continued(client: TestClient, receiver: Receiver) -> Non
         f"00-{TRACE_ID}-{'0' * 16}-01",
         f"ff-{TRACE_ID}-{PARENT_ID}-01",
         f"00-{TRACE_ID}-{PARENT_ID}-01-more",
-    ],
-)
-def test_malformed_traceparent_is_ignored(
-    client: TestClient, receiver: Receiver, header: str
-) -> None:
-    response = client.post("/encode", json={"inputs": "a"}, headers={"traceparent": header})
-    assert response.status_code == 200
-    [server] = receiver.wait()
-    assert not server.parent_span_id
-    assert server.trace_id.hex() not in (TRACE_ID, "0" * 32)
+    ):
+        response = client.post("/encode", json={"inputs": "a"}, headers={"traceparent": header})
+        assert response.status_code == 200
+        server = span_of(response, receiver)
+        assert not server.parent_span_id, header
+        assert server.trace_id.hex() not in (TRACE_ID, "0" * 32), header
 
 
 def test_headers_that_cannot_be_read_are_not_logged(
