@@ -400,7 +400,7 @@ GUARDS = (
         "service/api/state.py",
         "trace.model = name, self.registry.resolve(name)",
         'trace.model = name, name or ""',
-        f"{_T}test_tracing.py::test_failed_embedding_request_has_the_attributes_known_before_the_failure",
+        f"{_T}test_genai_attributes.py::test_failed_embedding_request_has_the_attributes_known_before_the_failure",
     ),
     Guard(
         "service/app.py",

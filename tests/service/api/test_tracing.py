@@ -7,15 +7,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
-from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
-from opentelemetry.proto.common.v1.common_pb2 import ArrayValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as conventions
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
@@ -23,29 +18,22 @@ from starlette.types import Message, Receive, Scope, Send
 from models.artifact import Artifact
 from models.engines import weight_bytes
 from service.api import tracing
-from service.api.embedding_attributes import embedding_attributes
-from service.api.schemas import VERSION, EncodeRequest
+from service.api.schemas import VERSION
 from service.app import create_app
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.results.batch_run import BatchItem, run_batch
-from service.inference.results.vectors import (
-    MultiEmbeddings,
-    SparseEmbeddings,
-    SparseVector,
-    Stages,
-)
 from service.inference.tokenizing.rows import Row
 from service.request_trace import RequestTrace
 from service.settings import Settings, traces_endpoint
-from tests.eventually import HANG_S, eventually
+from tests.eventually import HANG_S
 from tests.receiver import Receiver, attributes, receiving
+from tests.service.api.conftest import Start
 from tests.service.api.raw_http import HOST, get, post
 from tests.serving import (
     PATIENCE_S,
     connect,
     lines_until,
     outcome,
-    process,
     received,
     rest,
     served,
@@ -54,7 +42,6 @@ from tests.serving import (
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 STAGES = ["read", "tokenize", "queue", "batch", "serialize", "send"]
-WIDTH = 32
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -157,7 +144,7 @@ def test_wait_for_a_load_is_a_stage(
 def test_explanation_is_a_stage(client: TestClient, receiver: Receiver) -> None:
     for method in ("terms", "deletion", "shapley"):
         body = {"queries": "a cat", "documents": ["a dog"], "explain": {"method": method}}
-        server = span_of(client.post("/score", json=body), receiver)
+        server = receiver.span_of(client.post("/score", json=body))
         assert names(receiver.children(server)) == [*STAGES[:4], "explain", *STAGES[4:]]
 
 
@@ -215,7 +202,7 @@ def test_malformed_traceparent_is_ignored(client: TestClient, receiver: Receiver
     ):
         response = client.post("/encode", json={"inputs": "a"}, headers={"traceparent": header})
         assert response.status_code == 200
-        server = span_of(response, receiver)
+        server = receiver.span_of(response)
         assert not server.parent_span_id, header
         assert server.trace_id.hex() not in (TRACE_ID, "0" * 32), header
 
@@ -282,160 +269,6 @@ def test_errors_of_the_service_have_error_status_and_those_of_clients_do_not(
     assert names(receiver.children(failed)) == ["read"]
     assert refused.status.code == Status.STATUS_CODE_UNSET
     assert attributes(refused)["http.response.status_code"] == 415
-
-
-@pytest.fixture(scope="module")
-def opted_in(small_artifact: Artifact) -> Iterator[tuple[TestClient, Receiver]]:
-    """A client of an application whose spans have the attributes of the GenAI conventions."""
-    cats = {"name": "cats", "path": small_artifact.path, "aliases": ["text-embedding-3-small"]}
-    with receiving() as receiver, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
-        patch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http, gen_ai_latest_experimental")
-        with served(models={"served": [cats], "default": "cats"}) as client:
-            patch.undo()  # for applications of other tests
-            yield client, receiver
-
-
-def span_of(response: httpx2.Response, receiver: Receiver) -> Span:
-    """Return the server span of a response once it is exported."""
-
-    def own() -> list[Span]:
-        request_id = response.headers["X-Request-Id"]
-        return [
-            span
-            for span in receiver.servers()
-            if attributes(span)["vitrine.request_id"] == request_id
-        ]
-
-    eventually(own)
-    [span] = own()
-    return span
-
-
-def genai_attributes(span: Span) -> dict[str, object]:
-    """Return the attributes that are not those of HTTP; arrays as lists."""
-    found = {name: value for name, value in attributes(span).items() if name.startswith("gen_ai.")}
-    formats = found.get(conventions.GEN_AI_REQUEST_ENCODING_FORMATS)
-    if formats is not None:
-        assert isinstance(formats, ArrayValue)
-        found[conventions.GEN_AI_REQUEST_ENCODING_FORMATS] = [
-            value.string_value for value in formats.values
-        ]
-    return found
-
-
-TEXTS = ["a cat", "a dog and a cat", "a"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "model", "formats", "width", "tokens"),
-    [
-        ("/encode", {"inputs": TEXTS}, None, None, WIDTH, "tokens"),
-        (
-            "/encode",
-            {"inputs": TEXTS, "model": "cats", "dimensions": 8, "output_dtype": "ubinary"},
-            *("cats", ["ubinary"], 8, "tokens"),
-        ),
-        (
-            "/encode",
-            {"inputs": TEXTS, "output": "tokens", "encoding": "base64"},
-            *(None, ["base64"], WIDTH, "tokens"),
-        ),
-        ("/encode", {"inputs": TEXTS, "output": ["tokens", "pooled"]}, None, None, WIDTH, "tokens"),
-        (
-            "/encode",
-            {"inputs": TEXTS, "output": ["tokens", "pooled"], "dimensions": 8},
-            *(None, None, None, "tokens"),
-        ),
-        ("/encode", {"inputs": TEXTS, "chunking": {"size": 5}}, None, None, WIDTH, "tokens"),
-        (
-            "/v1/embeddings",
-            {"input": TEXTS, "model": "text-embedding-3-small", "encoding_format": "base64"},
-            *("text-embedding-3-small", ["base64"], WIDTH, "usage/total_tokens"),
-        ),
-        (
-            "/v2/embed",
-            {"texts": TEXTS, "model": "cats", "embedding_types": ["float", "ubinary"]},
-            *("cats", ["float", "ubinary"], WIDTH, "meta/billed_units/input_tokens"),
-        ),
-        ("/tei/embed", {"inputs": TEXTS}, None, None, WIDTH, "x-compute-tokens"),
-        ("/tei/cats/embed_all", {"inputs": TEXTS}, "cats", None, WIDTH, "x-compute-tokens"),
-    ],
-)
-def test_embedding_request_has_the_attributes_of_the_genai_conventions(
-    opted_in: tuple[TestClient, Receiver],
-    path: str,
-    body: dict[str, object],
-    model: str | None,
-    formats: list[str] | None,
-    width: int | None,
-    tokens: str,
-) -> None:
-    client, receiver = opted_in
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    count: Any = response.headers.get(tokens)
-    if count is None:  # a field of the body
-        count = reduce(lambda value, name: value[name], tokens.split("/"), response.json())
-    span = span_of(response, receiver)
-    assert attributes(span)["http.response.status_code"] == 200
-    expected = {
-        conventions.GEN_AI_OPERATION_NAME: "embeddings",
-        conventions.GEN_AI_PROVIDER_NAME: "vitrine",
-        conventions.GEN_AI_REQUEST_MODEL: model,
-        conventions.GEN_AI_REQUEST_ENCODING_FORMATS: formats,
-        conventions.GEN_AI_RESPONSE_MODEL: "cats",
-        conventions.GEN_AI_USAGE_INPUT_TOKENS: sum(count)
-        if isinstance(count, list)
-        else int(count),
-        conventions.GEN_AI_EMBEDDINGS_DIMENSION_COUNT: width,
-    }
-    present = {name: value for name, value in expected.items() if value is not None}
-    assert genai_attributes(span) == present
-
-
-ROWS = [Row([1, 2, 3], False, 0)]
-SPARSE = SparseEmbeddings(
-    [SparseVector(np.array([7]), np.ones(1, np.float32))], 512, ROWS, Stages({})
-)
-MULTI = MultiEmbeddings([np.zeros((2, 16), np.float32)], [np.arange(2)], None, ROWS, Stages({}))
-
-
-@pytest.mark.parametrize(("result", "width"), [(SPARSE, 512), (MULTI, 16)])
-def test_genai_attributes_have_the_width_of_sparse_and_multi_vectors(
-    result: object, width: int
-) -> None:
-    trace = RequestTrace({}, body=EncodeRequest(inputs="a"), model=(None, "cats"), result=result)
-    actual = embedding_attributes(trace)
-    assert actual[conventions.GEN_AI_EMBEDDINGS_DIMENSION_COUNT] == width
-    assert actual[conventions.GEN_AI_USAGE_INPUT_TOKENS] == 3
-
-
-def test_failed_embedding_request_has_the_attributes_known_before_the_failure(
-    opted_in: tuple[TestClient, Receiver],
-) -> None:
-    client, receiver = opted_in
-
-    def attributes_of(**body: object) -> dict[str, object]:
-        response = client.post("/encode", json={"model": "cats", **body})
-        assert response.is_client_error
-        return genai_attributes(span_of(response, receiver))
-
-    known = {"gen_ai.operation.name": "embeddings", "gen_ai.provider.name": "vitrine"}
-    assert attributes_of(inputs="") == {**known, "gen_ai.request.model": "cats"}
-    assert attributes_of(inputs="a", model="canary") == known  # clients choose unknown names
-    assert attributes_of(inputs={}) == {}
-
-
-def test_other_requests_have_no_attributes_of_the_genai_conventions(
-    opted_in: tuple[TestClient, Receiver],
-) -> None:
-    client, receiver = opted_in
-    score = client.post("/score", json={"queries": "a cat", "documents": ["a dog"]})
-    assert score.status_code == 200
-    for response in (score, client.get("/info")):
-        assert genai_attributes(span_of(response, receiver)) == {}
 
 
 @pytest.mark.parametrize(("status", "error_type"), [(200, "OSError"), (None, "disconnected")])
@@ -563,8 +396,8 @@ sys.exit(main())
 
 
 @pytest.mark.slow
-def test_nothing_is_imported_for_traces_that_are_off(small_artifact: Artifact) -> None:
-    with process("-c", LISTING, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+def test_nothing_is_imported_for_traces_that_are_off(start: Start) -> None:
+    with start("-c", LISTING) as started:
         lines, match = lines_until(started, r"Serving .* on (http://\S+)")
         headers = {"traceparent": TRACEPARENT}
         body = {"inputs": "a text"}
@@ -578,13 +411,10 @@ def test_nothing_is_imported_for_traces_that_are_off(small_artifact: Artifact) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_log_lines_of_a_traced_request_have_its_ids(
-    small_artifact: Artifact, log_format: str
-) -> None:
+def test_log_lines_of_a_traced_request_have_its_ids(start: Start, log_format: str) -> None:
     with (
         receiving() as receiver,
-        process(
-            VITRINE_MODEL__PATH=str(small_artifact.path),
+        start(
             VITRINE_SERVER__LOG=log_format,
             VITRINE_SERVER__ACCESS_LOG="true",
             OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url.replace("//", "//user:password@"),
@@ -612,11 +442,9 @@ def test_log_lines_of_a_traced_request_have_its_ids(
 
 
 @pytest.mark.slow
-def test_missing_extra_stops_the_start_and_is_named(small_artifact: Artifact) -> None:
-    with process(
-        *("-c", WITHOUT_EXPORTER),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:4318",
+def test_missing_extra_stops_the_start_and_is_named(start: Start) -> None:
+    with start(
+        *("-c", WITHOUT_EXPORTER), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:4318"
     ) as started:
         status, errors = outcome(started)
     assert status == 2
