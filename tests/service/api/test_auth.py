@@ -15,7 +15,8 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from service.settings import ApiKey, AuthSettings, Scope
 from tests.eventually import eventually
-from tests.serving import PATIENCE_S, flat_routes, lines_until, process, served, state_of, url_of
+from tests.service.api.conftest import Start
+from tests.serving import PATIENCE_S, flat_routes, lines_until, served, state_of, url_of
 
 KEYS: dict[Scope, str] = {
     "encode": "encode-key-0123456789",
@@ -214,14 +215,10 @@ def test_duplicate_key_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sighup_reads_the_key_file_again_and_keeps_the_keys_if_it_is_invalid(
-    small_artifact: Artifact, tmp_path: Path
+    start: Start, tmp_path: Path
 ) -> None:
     file = key_file(tmp_path)
-    settings = {
-        "VITRINE_MODEL__PATH": str(small_artifact.path),
-        "VITRINE_AUTH__KEYS_FILE": str(file),
-    }
-    with process(**settings) as started:
+    with start(VITRINE_AUTH__KEYS_FILE=str(file)) as started:
         url = url_of(started)
 
         def statuses() -> list[int]:

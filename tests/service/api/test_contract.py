@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from models.artifact import Artifact
-from tests.serving import PATIENCE_S, process, url_of
+from tests.service.api.conftest import Start
+from tests.serving import PATIENCE_S, url_of
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -26,13 +26,10 @@ CHECKS = (
 
 
 @pytest.mark.timeout(3600)  # schemathesis sends thousands of requests
-def test_every_route_conforms_to_the_openapi_document(
-    small_artifact: Artifact, tmp_path: Path
-) -> None:
+def test_every_route_conforms_to_the_openapi_document(start: Start, tmp_path: Path) -> None:
     keys = [{"name": "all", "key": KEY, "scopes": ["encode", "debug", "metrics"]}]
-    with process(
+    with start(
         *("-m", "tests.service.debug.held_worker"),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_DEBUG__ENABLED="true",
         VITRINE_AUTH__KEYS=json.dumps(keys),
     ) as started:

@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from models.artifact import Artifact
-from tests.serving import outcome, process, url_of
+from tests.service.api.conftest import Start
+from tests.serving import outcome, url_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -54,13 +54,12 @@ os.execvp("strace", [*sys.argv[1:], sys.executable, "-m", "tests.service.debug.h
 ENGINES = ("onnxruntime", "openvino")
 
 
-def test_service_opens_no_connections(small_artifact: Artifact, tmp_path: Path) -> None:
+def test_service_opens_no_connections(start: Start, tmp_path: Path) -> None:
     with ExitStack() as processes:
         services = [
             processes.enter_context(
-                process(
+                start(
                     *("-c", TRACED, *STRACE, str(tmp_path / engine)),
-                    VITRINE_MODEL__PATH=str(small_artifact.path),
                     VITRINE_ENGINE__NAME=engine,
                     VITRINE_DEBUG__ENABLED="true",
                     VITRINE_SERVER__DRAIN_S="0",

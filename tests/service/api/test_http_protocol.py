@@ -16,6 +16,7 @@ import pytest
 from models.artifact import Artifact
 from tests.eventually import HANG_S, eventually
 from tests.held_service import held
+from tests.service.api.conftest import Start
 from tests.service.api.raw_http import BODY, CHUNKED, WEBSOCKET, chunked, get, head
 from tests.serving import (
     PATIENCE_S,
@@ -24,7 +25,6 @@ from tests.serving import (
     held_process,
     lines_until,
     metrics,
-    process,
     received,
     rest,
     url_of,
@@ -117,14 +117,8 @@ def test_pipelined_requests_are_answered_in_bounded_memory(url: str) -> None:
     assert metrics(url)["process_resident_memory_bytes"] - before < 50 * MIB
 
 
-async def test_large_body_beyond_the_budget_is_refused_before_it_arrives(
-    small_artifact: Artifact,
-) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_LIMITS__BODY_S="600",
-        VITRINE_LIMITS__MAX_BODIES_BYTES=str(MIB),
-    ) as started:
+async def test_large_body_beyond_the_budget_is_refused_before_it_arrives(start: Start) -> None:
+    with start(VITRINE_LIMITS__BODY_S="600", VITRINE_LIMITS__MAX_BODIES_BYTES=str(MIB)) as started:
         url = url_of(started)
 
         async def answer() -> bytes:
@@ -146,14 +140,10 @@ async def test_large_body_beyond_the_budget_is_refused_before_it_arrives(
 
 
 @pytest.mark.timeout(600)
-async def test_memory_of_a_thousand_incomplete_bodies_stays_within_the_budget(
-    small_artifact: Artifact,
-) -> None:
+async def test_memory_of_a_thousand_incomplete_bodies_stays_within_the_budget(start: Start) -> None:
     size = 4 * MIB
     pieces = [b" " * 65_536] * (size // 65_536 - 1) + [b" " * 65_535]
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_LIMITS__BODY_S="600"
-    ) as started:
+    with start(VITRINE_LIMITS__BODY_S="600") as started:
         url = url_of(started)
         idle = metrics(url)["process_resident_memory_bytes"]
         writers: list[asyncio.StreamWriter] = []
@@ -206,9 +196,9 @@ def _status_of_encode(url: str, body: bytes) -> int:
 
 
 def test_protocol_errors_are_problems_that_are_counted_and_logged_with_the_client_address(
-    small_artifact: Artifact,
+    start: Start,
 ) -> None:
-    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+    with start() as started:
         url = url_of(started)
         for count, content in enumerate((b"nonsense\r\n\r\n", head(CHUNKED, None) + b"zz\r\n"), 1):
             with connect(url) as connection:

@@ -14,6 +14,7 @@ from models.artifact import Artifact
 from service.serve_command import example_request
 from tests.eventually import eventually
 from tests.faulty_service import IS_STUCK, RAISES
+from tests.service.api.conftest import Start
 from tests.service.api.raw_http import head, post
 from tests.serving import (
     PATIENCE_S,
@@ -51,8 +52,8 @@ sys.exit(main())
 """
 
 
-def test_service_runs_where_torch_cannot_be_imported(small_artifact: Artifact) -> None:
-    with process("-c", WITHOUT_TORCH, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+def test_service_runs_where_torch_cannot_be_imported(start: Start) -> None:
+    with start("-c", WITHOUT_TORCH) as started:
         url = url_of(started)
         response = httpx2.post(f"{url}/encode", json={"inputs": "a text"}, timeout=PATIENCE_S)
         assert response.status_code == 200
@@ -61,7 +62,7 @@ def test_service_runs_where_torch_cannot_be_imported(small_artifact: Artifact) -
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
 def test_signals_before_the_service_runs_do_not_end_it(
-    small_artifact: Artifact, number: signal.Signals
+    start: Start, number: signal.Signals
 ) -> None:
     code = f"""
 import os, signal, sys
@@ -74,13 +75,11 @@ def resolve(name):
 commands.resolve_name = resolve
 sys.exit(commands.serve())
 """
-    with process("-c", code, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+    with start("-c", code) as started:
         lines_until(started, "Serving")
 
 
-def test_model_may_be_loaded_before_the_name_of_the_host_is_looked_up(
-    small_artifact: Artifact,
-) -> None:
+def test_model_may_be_loaded_before_the_name_of_the_host_is_looked_up(start: Start) -> None:
     code = """
 import asyncio, sys
 from uvicorn.lifespan.on import LifespanOn
@@ -93,13 +92,13 @@ async def start_and_look_up(self):
 LifespanOn.startup = start_and_look_up
 sys.exit(main())
 """
-    with process("-c", code, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+    with start("-c", code) as started:
         url = url_of(started)
         assert httpx2.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200
 
 
-def test_startup_prints_urls_and_a_working_curl_command(small_artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+def test_startup_prints_urls_and_a_working_curl_command(start: Start) -> None:
+    with start() as started:
         lines, match = lines_until(started, r"Try: (curl .*)$")
         command = match[1].replace("curl ", "curl --silent --fail ")
         done = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
@@ -133,9 +132,8 @@ def test_example_at_startup_fits_the_kind_of_model(
     assert field in answer.json()
 
 
-def test_startup_prints_no_url_of_a_page_that_is_disabled(small_artifact: Artifact) -> None:
-    settings = {"VITRINE_MODEL__PATH": str(small_artifact.path), "VITRINE_SERVER__PAGE": "false"}
-    with process(**settings) as started:
+def test_startup_prints_no_url_of_a_page_that_is_disabled(start: Start) -> None:
+    with start(VITRINE_SERVER__PAGE="false") as started:
         lines, _ = lines_until(started, "Try: curl ")
     assert not any("Page" in line for line in lines)
 
@@ -152,16 +150,16 @@ def test_example_at_startup_is_for_the_default_model(
     assert (response.status_code, response.json().get("model")) == (200, "b")
 
 
-def test_loaded_objects_are_excluded_from_garbage_collection(small_artifact: Artifact) -> None:
-    with process("-c", COUNTING, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+def test_loaded_objects_are_excluded_from_garbage_collection(start: Start) -> None:
+    with start("-c", COUNTING) as started:
         url_of(started)
         started.send_signal(signal.SIGINT)
         tracked, frozen = map(int, rest(started)[1].split()[-2:])
         assert tracked < frozen / 10
 
 
-def test_disconnect_within_a_body_is_not_logged_as_an_error(small_artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+def test_disconnect_within_a_body_is_not_logged_as_an_error(start: Start) -> None:
+    with start() as started:
         url = url_of(started)
         with connect(url) as connection:
             connection.sendall(head(length=100) + b'{"inputs"')
@@ -185,9 +183,8 @@ def test_stuck_engine_fails_its_requests_and_ends_the_process(
     assert "the engine has stopped: a batch did not return within 0.5 s" in errors
 
 
-def test_public_address_without_keys_logs_a_warning(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
+def test_public_address_without_keys_logs_a_warning(start: Start) -> None:
+    with start(
         VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104
     ) as started:
         lines, _ = lines_until(started, r"Serving ")
@@ -195,12 +192,11 @@ def test_public_address_without_keys_logs_a_warning(small_artifact: Artifact) ->
 
 
 def test_public_address_with_keys_logs_no_warning_and_a_curl_command_with_a_key(
-    small_artifact: Artifact,
+    start: Start,
 ) -> None:
     key = "a-key-of-some-length"
     keys = json.dumps([{"name": "app", "key": key}])
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
+    with start(
         VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104
         VITRINE_AUTH__KEYS=keys,
     ) as started:
@@ -230,12 +226,8 @@ def test_variables_of_compose_and_kubernetes_are_ignored(tmp_path: Path) -> None
     assert errors.count("is ignored") == 1
 
 
-def test_body_timeout_returns_408_and_closes_the_connection(
-    small_artifact: Artifact,
-) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_LIMITS__BODY_S="0.3"
-    ) as started:
+def test_body_timeout_returns_408_and_closes_the_connection(start: Start) -> None:
+    with start(VITRINE_LIMITS__BODY_S="0.3") as started:
         url = url_of(started)
         with connect(url) as connection:
             connection.sendall(head(length=100) + b"{")
@@ -248,14 +240,11 @@ def test_body_timeout_returns_408_and_closes_the_connection(
             assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
-def test_json_logs_have_request_ids_and_no_content_of_requests(
-    small_artifact: Artifact,
-) -> None:
+def test_json_logs_have_request_ids_and_no_content_of_requests(start: Start) -> None:
     key, text = "canary-key-of-some-length", "canary-text"
-    with process(
+    with start(
         "-m",
         "tests.faulty_service",
-        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_SERVER__LOG="json",
         VITRINE_AUTH__KEYS=json.dumps([{"name": "app", "key": key, "scopes": ["encode", "debug"]}]),
         VITRINE_DEBUG__ENABLED="true",

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from tests.eventually import eventually, eventually_async
 from tests.held_service import held
+from tests.service.api.conftest import Start
 from tests.service.api.raw_http import head
 from tests.serving import (
     PATIENCE_S,
@@ -21,7 +22,6 @@ from tests.serving import (
     lines_until,
     metrics,
     outcome,
-    process,
     received,
     rest,
     url_of,
@@ -38,10 +38,8 @@ def is_port_closed(url: str) -> bool:
     return False
 
 
-def test_service_is_unready_and_answers_during_the_drain_period(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_SERVER__DRAIN_S="3600"
-    ) as started:
+def test_service_is_unready_and_answers_during_the_drain_period(start: Start) -> None:
+    with start(VITRINE_SERVER__DRAIN_S="3600") as started:
         url = url_of(started)
         with httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
             ready = client.get("/readyz")
@@ -62,24 +60,16 @@ def test_service_is_unready_and_answers_during_the_drain_period(small_artifact: 
                 assert client.get(route).status_code == 200
 
 
-def test_port_closes_and_process_exits_after_the_drain_period(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_SERVER__DRAIN_S="0.5"
-    ) as started:
+def test_port_closes_and_process_exits_after_the_drain_period(start: Start) -> None:
+    with start(VITRINE_SERVER__DRAIN_S="0.5") as started:
         url = url_of(started)
         started.send_signal(signal.SIGTERM)
         assert outcome(started)[0] == 0
         assert is_port_closed(url)
 
 
-def test_end_without_requests_is_no_error_if_there_is_no_grace_period(
-    small_artifact: Artifact,
-) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_SERVER__DRAIN_S="0",
-        VITRINE_SERVER__GRACE_S="0",
-    ) as started:
+def test_end_without_requests_is_no_error_if_there_is_no_grace_period(start: Start) -> None:
+    with start(VITRINE_SERVER__DRAIN_S="0", VITRINE_SERVER__GRACE_S="0") as started:
         url_of(started)
         started.send_signal(signal.SIGTERM)
         status, errors = rest(started)
@@ -87,15 +77,11 @@ def test_end_without_requests_is_no_error_if_there_is_no_grace_period(
     assert "ERROR" not in errors
 
 
-def test_service_without_standard_input_stops_with_status_0(small_artifact: Artifact) -> None:
+def test_service_without_standard_input_stops_with_status_0(start: Start) -> None:
     code = (
         "import os, sys; os.close(0); os.execv(sys.executable, [sys.executable, '-m', 'service'])"
     )
-    with process(
-        *("-c", code),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_SERVER__DRAIN_S="0",
-    ) as started:
+    with start(*("-c", code), VITRINE_SERVER__DRAIN_S="0") as started:
         url_of(started)
         started.send_signal(signal.SIGTERM)
         assert outcome(started)[0] == 0
@@ -128,12 +114,9 @@ async def test_two_hundred_requests_in_flight_are_completed_at_shutdown(
     np.testing.assert_allclose(actual.reshape(400, -1), expected, atol=1e-6)
 
 
-def test_incomplete_body_is_answered_503_after_the_grace_period(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_SERVER__DRAIN_S="0",
-        VITRINE_SERVER__GRACE_S="1",
-        VITRINE_LIMITS__BODY_S="3600",
+def test_incomplete_body_is_answered_503_after_the_grace_period(start: Start) -> None:
+    with start(
+        VITRINE_SERVER__DRAIN_S="0", VITRINE_SERVER__GRACE_S="1", VITRINE_LIMITS__BODY_S="3600"
     ) as started:
         with connect(url_of(started)) as connection:
             connection.sendall(head(b"Expect: 100-continue\r\n", length=100))
@@ -147,10 +130,8 @@ def test_incomplete_body_is_answered_503_after_the_grace_period(small_artifact: 
         assert b"the service is stopping" in response
 
 
-def test_second_signal_ends_the_process_immediately(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_SERVER__DRAIN_S="3600"
-    ) as started:
+def test_second_signal_ends_the_process_immediately(start: Start) -> None:
+    with start(VITRINE_SERVER__DRAIN_S="3600") as started:
         url_of(started)
         started.send_signal(signal.SIGTERM)
         lines_until(started, "shutting down")
@@ -158,10 +139,8 @@ def test_second_signal_ends_the_process_immediately(small_artifact: Artifact) ->
         assert started.wait(timeout=PATIENCE_S) == 1
 
 
-def test_crash_of_a_library_leaves_the_running_functions_on_stderr(
-    small_artifact: Artifact,
-) -> None:
-    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+def test_crash_of_a_library_leaves_the_running_functions_on_stderr(start: Start) -> None:
+    with start() as started:
         url_of(started)
         started.send_signal(signal.SIGSEGV)
         status, errors = rest(started)
@@ -170,11 +149,9 @@ def test_crash_of_a_library_leaves_the_running_functions_on_stderr(
     assert "service/serve_command.py" in errors
 
 
-def test_gradient_process_ends_when_the_service_is_killed(small_artifact: Artifact) -> None:
-    with process(
-        *("-m", "tests.service.debug.held_worker"),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_DEBUG__ENABLED="true",
+def test_gradient_process_ends_when_the_service_is_killed(start: Start) -> None:
+    with start(
+        *("-m", "tests.service.debug.held_worker"), VITRINE_DEBUG__ENABLED="true"
     ) as started:
         url = url_of(started)
         assert httpx2.get(f"{url}/debug/capabilities", timeout=240).status_code == 200
