@@ -214,7 +214,7 @@ GUARDS = (
         "service/api/deadline.py",
         "return min(seconds, longest_s)",
         "return seconds",
-        f"{_T}test_app.py::test_client_cannot_extend_the_deadline_of_the_service",
+        f"{_T}test_app.py::test_client_cannot_extend_the_deadline_and_its_own_has_another_status_in_metrics",
     ),
     Guard(
         "service/api/deadline.py",

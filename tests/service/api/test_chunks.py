@@ -104,12 +104,6 @@ def test_octet_stream_is_refused(client: TestClient) -> None:
     assert "JSON" in response.json()["detail"]
 
 
-def test_chunking_that_is_no_object_is_refused(client: TestClient) -> None:
-    problem = refused(client, "/encode", inputs="a cat", chunking="sentences")
-    assert (problem["status"], problem["pointer"]) == (422, "/chunking")
-    assert problem["detail"].startswith("Input should be an object")
-
-
 @pytest.mark.parametrize(
     ("fields", "pointer", "message"),
     [
@@ -122,6 +116,7 @@ def test_chunking_that_is_no_object_is_refused(client: TestClient) -> None:
         ({"chunking": {"overlap": -1}}, "/chunking/overlap", "greater than or equal to 0"),
         ({"chunking": {"strategy": "words"}}, "/chunking/strategy", "'tokens'"),
         ({"chunking": {"words": 3}}, "/chunking", "unknown field in this object"),
+        ({"chunking": "sentences"}, "/chunking", "Input should be an object"),
         ({"inputs": ["a cat", ""]}, "/inputs/1", "the text is empty"),
         ({"inputs": ""}, "/inputs", "the text is empty"),
         ({"prompt_name": "none"}, "/prompt_name", "unknown prompt"),

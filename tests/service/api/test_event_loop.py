@@ -14,42 +14,33 @@ from service.api import body, responses
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.serving import served
 
+# The step of a request: the owner and the name of its function.
+TOKENIZE = TextTokenizer, "rows"
+PARSE = body, "_parse"
+SERIALIZE = responses, "serialize_rows"
+
 
 @pytest.mark.parametrize(
-    ("inputs", "is_inline"),
+    ("step", "inputs", "is_inline"),
     [
-        (["short"], True),
-        (["word " * 5_000], False),
-        (["short"] * 100, False),
+        (TOKENIZE, ["short"], True),
+        (TOKENIZE, ["word " * 5_000], False),
+        (TOKENIZE, ["short"] * 100, False),
+        (PARSE, ["short"], True),
+        (PARSE, ["word " * 14_000], False),
+        (SERIALIZE, ["short"], True),
+        (SERIALIZE, ["short"] * 1_000, False),
     ],
 )
-def test_long_inputs_are_tokenized_outside_the_event_loop(
+def test_steps_of_large_requests_run_outside_the_event_loop(
     client: TestClient,
     monkeypatch: pytest.MonkeyPatch,
+    step: tuple[object, str],
     inputs: list[str],
     is_inline: bool,
 ) -> None:
-    threads = threads_of(monkeypatch, TextTokenizer, "rows")
+    threads = threads_of(monkeypatch, *step)
     assert client.post("/encode", json={"inputs": inputs}).status_code == 200
-    assert (threads == [event_loop_thread(client)]) == is_inline
-
-
-@pytest.mark.parametrize(("words", "is_inline"), [(1, True), (14_000, False)])
-def test_large_bodies_are_parsed_outside_the_event_loop(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, words: int, is_inline: bool
-) -> None:
-    threads = threads_of(monkeypatch, body, "_parse")
-    payload = {"inputs": "word " * words}
-    assert client.post("/encode", json=payload).status_code == 200
-    assert (threads == [event_loop_thread(client)]) == is_inline
-
-
-@pytest.mark.parametrize(("count", "is_inline"), [(1, True), (1000, False)])
-def test_large_responses_are_serialized_outside_the_event_loop(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
-) -> None:
-    threads = threads_of(monkeypatch, responses, "serialize_rows")
-    assert client.post("/encode", json={"inputs": ["text"] * count}).status_code == 200
     assert (threads == [event_loop_thread(client)]) == is_inline
 
 

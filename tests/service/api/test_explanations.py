@@ -252,14 +252,6 @@ def test_explanations_end_at_the_deadline(
         assert len(model.score("a", ["b", "c"], explain=vitrine.Terms()).explanations) == 2
 
 
-@pytest.mark.parametrize("top_n", [0, -1])
-def test_top_n_is_at_least_one(small_artifact: Artifact, top_n: int) -> None:
-    with vitrine.SyncModel(small_artifact.path, THREADS) as model:
-        with pytest.raises(vitrine.InvalidInput, match="top_n must be at least 1") as raised:
-            model.rerank("a", ["b"], top_n=top_n)
-        assert raised.value.pointer == "/top_n"
-
-
 def test_limits_of_query_and_document_are_refused_for_vectors(small_artifact: Artifact) -> None:
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
         with pytest.raises(vitrine.InvalidInput, match="applies to rerankers") as raised:

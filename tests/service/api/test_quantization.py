@@ -105,8 +105,8 @@ def test_model_with_other_outputs_refuses_a_dtype(rerank_client: TestClient) -> 
     wrong_model(rerank_client, "/encode", inputs=TEXTS, output_dtype="binary")
 
 
-def test_info_has_the_calibration(
-    calibrated_client: TestClient, calibrated_artifact: Artifact
+def test_info_has_the_calibration_or_none(
+    calibrated_client: TestClient, calibrated_artifact: Artifact, client: TestClient
 ) -> None:
     calibration = read_calibration(calibrated_artifact)
     assert calibration is not None
@@ -116,9 +116,6 @@ def test_info_has_the_calibration(
         "evaluated_texts": 600,
         "recall_at_10": calibration.recall,
     }
-
-
-def test_info_of_an_uncalibrated_model_has_none(client: TestClient) -> None:
     assert client.get("/info").json()["calibration"] is None
 
 

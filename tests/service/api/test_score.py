@@ -51,22 +51,6 @@ def prompted(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     return folder / "model", export(resolve(str(folder / "model")), folder / "artifact")[0]
 
 
-def test_embedding_model_gives_cosines_with_the_prompts_of_queries_and_documents(
-    prompted: tuple[Path, Artifact],
-) -> None:
-    path, artifact = prompted
-    oracle = SentenceTransformer(str(path), device="cpu")
-    texts = ["A cat sat on the mat.", "Stocks fell.", "A feline rested."]
-    queries = oracle.encode_query(texts, normalize_embeddings=True)
-    documents = oracle.encode_document(texts[::-1], normalize_embeddings=True)
-    with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=2)) as model:
-        pairs = model.score(texts, texts[::-1])
-        one = model.score(texts[0], texts[::-1])
-    assert pairs.kind == "cosine"
-    np.testing.assert_allclose(pairs.scores, (queries * documents).sum(1), atol=1e-5)
-    np.testing.assert_allclose(one.scores, documents @ queries[0], atol=1e-5)
-
-
 def test_tokens_and_truncation_are_those_of_query_and_document(client: TestClient) -> None:
     long = "cat " * 600
     result = ask(client, "/score", queries=["cat", long], documents=["a dog", "dog"])
