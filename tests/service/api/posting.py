@@ -18,6 +18,14 @@ def ask(client: TestClient, path: str = "/encode", /, **body: object) -> Any:  #
     return post(client, path, **body).json()
 
 
+def stages(response: httpx2.Response) -> dict[str, float]:
+    """Return the stages of Server-Timing, in their order, with their durations in ms."""
+    entries = [entry.split(";") for entry in response.headers["Server-Timing"].split(", ")]
+    durations = {name: float(more[-1].removeprefix("dur=")) for name, *more in entries}
+    assert len(durations) == len(entries)
+    return durations
+
+
 def refused(client: TestClient, path: str, /, **body: object) -> dict[str, Any]:
     """Return the problem of a native route in the response, whose status must be 4xx."""
     response = client.post(path, json=body)

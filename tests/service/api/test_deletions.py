@@ -2,12 +2,11 @@
 
 from typing import Any
 
-import httpx2
 import pytest
 from starlette.testclient import TestClient
 
 import vitrine
-from tests.service.api.posting import ask, post, refused
+from tests.service.api.posting import ask, post, refused, stages
 from tests.serving import values_of
 
 pytestmark = pytest.mark.slow
@@ -371,8 +370,8 @@ def test_server_timing_has_the_explanations(client: TestClient, explain: object)
     plain = post(client, "/score", **body)
     explained = post(client, "/score", **body, explain=explain)
     names = ["tokenize", "queue", "infer", "serialize"]
-    assert _stages(plain) == names
-    assert _stages(explained) == [*names[:3], "explain", names[3]]
+    assert list(stages(plain)) == names
+    assert list(stages(explained)) == [*names[:3], "explain", names[3]]
 
 
 def test_server_timing_has_the_explanations_of_labels_and_highlights(
@@ -380,12 +379,8 @@ def test_server_timing_has_the_explanations_of_labels_and_highlights(
 ) -> None:
     labels = post(classify_client, "/classify", inputs=["w5 w9"], explain=True)
     best = post(client, "/rerank", query=QUERY, documents=[DOCUMENT], highlight=1)
-    assert "explain" in _stages(labels)
-    assert "explain" in _stages(best)
-
-
-def _stages(response: httpx2.Response) -> list[str]:
-    return [entry.partition(";")[0] for entry in response.headers["Server-Timing"].split(", ")]
+    assert "explain" in stages(labels)
+    assert "explain" in stages(best)
 
 
 def test_chunks_are_units_over_http(client: TestClient) -> None:

@@ -1,7 +1,6 @@
 """OpenTelemetry traces, as a receiver on this machine gets them."""
 
 import json
-import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -28,6 +27,7 @@ from service.settings import Settings, traces_endpoint
 from tests.eventually import HANG_S
 from tests.receiver import Receiver, attributes, receiving
 from tests.service.api.conftest import Start
+from tests.service.api.posting import stages
 from tests.service.api.raw_http import HOST, get, post
 from tests.serving import (
     PATIENCE_S,
@@ -107,18 +107,17 @@ def test_stages_are_child_spans_that_add_up_to_the_request(
 def test_spans_of_the_stages_have_the_durations_of_server_timing(
     client: TestClient, receiver: Receiver
 ) -> None:
-    timing = client.post("/encode", json={"inputs": "a text"}).headers["Server-Timing"]
+    timing = stages(client.post("/encode", json={"inputs": "a text"}))
     [server] = receiver.wait()
     durations = {
         span.name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
         for span in receiver.children(server)
     }
-    stages = {name: float(ms) for name, ms in re.findall(r"(\w+);dur=([\d.]+)", timing)}
-    assert durations["queue"] == pytest.approx(stages["queue"], abs=0.001)
-    assert durations["batch"] == pytest.approx(stages["infer"], abs=0.001)
+    assert durations["queue"] == pytest.approx(timing["queue"], abs=0.001)
+    assert durations["batch"] == pytest.approx(timing["infer"], abs=0.001)
     # These begin at the end of the previous stage, a little earlier.
-    assert durations["tokenize"] >= stages["tokenize"] - 0.001
-    assert durations["serialize"] >= stages["serialize"] - 0.001
+    assert durations["tokenize"] >= timing["tokenize"] - 0.001
+    assert durations["serialize"] >= timing["serialize"] - 0.001
 
 
 def test_lookup_in_the_cache_is_a_stage(receiver: Receiver, small_artifact: Artifact) -> None:
