@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx2
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -42,6 +43,17 @@ class Receiver:
         """Return the server spans once there are that many."""
         eventually(lambda: len(self.servers()) >= count)
         return self.servers()
+
+    def span_of(self, response: httpx2.Response) -> Span:
+        """Return the server span of a response once it is exported."""
+        request_id = response.headers["X-Request-Id"]
+
+        def own() -> list[Span]:
+            return [s for s in self.servers() if attributes(s)["vitrine.request_id"] == request_id]
+
+        eventually(own)
+        (span,) = own()
+        return span
 
     def children(self, parent: Span) -> list[Span]:
         """Return the child spans of an exported span, by start; they are exported before it."""

@@ -2,21 +2,27 @@
 
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import httpx2
+import pytest
 from fastapi import FastAPI
 from starlette.routing import BaseRoute, Route
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
+from service.app import create_app
 from service.debug.pipeline.state import DebugState
 from service.inference.model.model import Model
+from service.settings import Settings
 from tests.documented import check_documented
 from tests.eventually import eventually
 
@@ -33,6 +39,17 @@ def serving(app: FastAPI) -> Iterator[TestClient]:
         server = state_of(client).settings.server
         check = partial(check_documented, tei_at_root=server.tei_at_root)
         client.event_hooks["response"] = [check]
+        yield client
+
+
+@contextmanager
+def served(model: Path | None = None, /, **groups: dict[str, Any]) -> Iterator[TestClient]:
+    """Yield a client of a service with an artifact, and with groups of settings as dicts."""
+    groups["engine"] = {"threads": 1, **groups.get("engine", {})}
+    if model is not None:
+        groups["model"] = {"path": model, **groups.get("model", {})}
+    settings = Settings.model_validate(groups)
+    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
         yield client
 
 
@@ -77,6 +94,37 @@ def process(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[st
             yield started
         finally:
             started.kill()
+
+
+@contextmanager
+def held_process(
+    artifact: Artifact, hold: Path, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Run the service of `tests.held_service`, whose engine waits while the file `hold` exists."""
+    settings = {"ENGINE_HOLD": str(hold), "VITRINE_MODEL__PATH": str(artifact.path), **environment}
+    with process("-m", "tests.held_service", **settings) as started:
+        yield started
+
+
+def url_of(started: subprocess.Popen[str]) -> str:
+    """Return the URL of a service once it serves."""
+    return lines_until(started, r"Serving .* on (http://[^\s\"]+)")[1][1]
+
+
+def connect(url: str) -> socket.socket:
+    """Return a connection to a service, to send bytes that no client of HTTP sends."""
+    return socket.create_connection(address_of(url), timeout=PATIENCE_S)
+
+
+def address_of(url: str) -> tuple[str, int]:
+    """Return host and port of a service."""
+    parts = httpx2.URL(url)
+    return parts.host, parts.port or 80
+
+
+def received(connection: socket.socket) -> bytes:
+    """Return what a service sends until it closes the connection."""
+    return b"".join(iter(lambda: connection.recv(65_536), b""))
 
 
 def lines_until(started: subprocess.Popen[str], pattern: str) -> tuple[list[str], re.Match[str]]:

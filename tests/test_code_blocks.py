@@ -24,7 +24,7 @@ import pytest
 
 from models.artifact import Artifact
 from models.export import __main__ as export
-from tests.serving import PATIENCE_S, lines_until, process
+from tests.serving import PATIENCE_S, process, url_of
 
 pytestmark = pytest.mark.slow
 
@@ -136,11 +136,6 @@ def admin_url(small_artifact: Artifact) -> Iterator[str]:
     }
     with process(**settings) as started:
         yield url_of(started)
-
-
-def url_of(started: subprocess.Popen[str]) -> str:
-    _, match = lines_until(started, r"Serving .* on (http://\S+)")
-    return str(match[1])
 
 
 def run(text: str, folder: Path) -> str:

@@ -214,7 +214,7 @@ GUARDS = (
         "service/api/deadline.py",
         "return min(seconds, longest_s)",
         "return seconds",
-        f"{_T}test_app.py::test_client_cannot_extend_the_deadline_of_the_service",
+        f"{_T}test_app.py::test_client_cannot_extend_the_deadline_and_its_own_has_another_status_in_metrics",
     ),
     Guard(
         "service/api/deadline.py",
@@ -387,7 +387,7 @@ GUARDS = (
         "models/engines/__init__.py",
         "artifact.verify(graph.weights)",
         "artifact.path / graph.weights",
-        "tests/service/api/test_process.py::test_damaged_artifact_is_refused_with_the_name_of_the_file",
+        "tests/service/test_wrong_starts.py::test_model_that_cannot_be_loaded_ends_the_start",
     ),
     Guard(
         "models/export/attention_nodes.py",

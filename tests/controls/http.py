@@ -149,7 +149,7 @@ GUARDS = (
         "service/api/models.py",
         "    if problem := name_problem(name):\n",
         "    if problem := None:\n",
-        f"{_T}models/test_changes.py::test_invalid_name_of_a_model_is_refused_without_repeating_it",
+        f"{_T}models/test_changes.py::test_invalid_load_is_refused_without_repeating_names",
     ),
     Guard(
         "service/api/middleware.py",
@@ -400,7 +400,7 @@ GUARDS = (
         "service/api/state.py",
         "trace.model = name, self.registry.resolve(name)",
         'trace.model = name, name or ""',
-        f"{_T}test_tracing.py::test_failed_embedding_request_has_the_attributes_known_before_the_failure",
+        f"{_T}test_genai_attributes.py::test_failed_embedding_request_has_the_attributes_known_before_the_failure",
     ),
     Guard(
         "service/app.py",

@@ -24,7 +24,8 @@ from starlette.testclient import TestClient
 from tests.deploy.test_monitoring import expressions
 from tests.eventually import eventually
 from tests.sentences import SENTENCES
-from tests.service.api.test_wire import JSON, SHAPES, exchange
+from tests.service.api.raw_http import JSON
+from tests.service.api.test_wire import SHAPES, exchange
 
 ROOT = Path(__file__).parents[2]
 KEYS = {
@@ -333,7 +334,7 @@ def test_h2c_upgrade_through_the_gateway_gets_one_response_per_request(
     shape = SHAPES[name]
     with_key = JSON + b"Authorization: Bearer " + KEYS["encode"].encode() + b"\r\n"
     keyed = replace(shape, segments=tuple(s.replace(JSON, with_key) for s in shape.segments))
-    statuses, _ = exchange(httpx2.URL(deployment.url), keyed)
+    statuses, _ = exchange(deployment.url, keyed)
     # The gateway unfolds a folded header.
     assert statuses == ([200] if "folded" in name else list(shape.statuses))
 

@@ -239,7 +239,11 @@ HUB_IDS: dict[str, Start] = {
 }
 # Those that are found while a model is loaded.
 LOADS: dict[str, Start] = {
-    "damaged": ("damaged", {}, "its SHA-256 differs from the manifest's; export again"),
+    "damaged": (
+        "damaged",
+        {},
+        "model.weights in the artifact damaged is not the exported file: its",
+    ),
     "newer": ("newer", {}, "manifest.json has format 99; format 8 is required: export again"),
     "incomplete": (
         "incomplete",

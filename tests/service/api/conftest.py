@@ -3,8 +3,10 @@
 import json
 import shutil
 import string
-from collections.abc import Iterator
-from contextlib import ExitStack
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +17,6 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
-from service.app import create_app
-from service.settings import DebugSettings, EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.conftest import Export
 from tests.models.checkpoints import (
     QUERY_MODULE,
@@ -30,7 +30,8 @@ from tests.models.checkpoints import (
     write_json,
 )
 from tests.models.gliner import save_gliner
-from tests.serving import serving
+from tests.service.debug.held_worker import NO_FILE, held_workers
+from tests.serving import process, served, url_of
 
 LABELS = ["sad", "neutral", "happy"]
 TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -58,33 +59,29 @@ def cross_encoder(reranker: Artifact) -> CrossEncoder:
     return CrossEncoder(str(reranker.path.with_name("saved")), device="cpu")
 
 
+def _write(save: Callable[[Path], object], out: Path) -> None:
+    """Export a model that the function saves, with a small tokenizer."""
+    model = out.with_name("model")
+    save(model)
+    save_tokenizer(model)
+    export(resolve(str(model)), out)
+
+
 @pytest.fixture(scope="session")
 def classifier(exported: Export) -> Artifact:
     """A RoBERTa with three labels."""
-
-    def write(out: Path) -> None:
-        model = out.with_name("model")
-        save_classifier(model, "roberta", 3, id2label=dict(enumerate(LABELS)))
-        save_tokenizer(model)
-        export(resolve(str(model)), out)
-
-    return exported("classifier", write)
+    id2label = dict(enumerate(LABELS))
+    save = partial(save_classifier, family="roberta", labels=3, id2label=id2label)
+    return exported("classifier", partial(_write, save))
 
 
 @pytest.fixture(scope="session")
 def entailment(exported: Export) -> Artifact:
     """A BERT with the labels of natural language inference."""
-
-    def write(out: Path) -> None:
-        model = out.with_name("model")
-        labels = ("entailment", "neutral", "contradiction")
-        id2label = dict(enumerate(labels))
-        label2id = {label: index for index, label in id2label.items()}
-        save_classifier(model, "bert", 3, id2label=id2label, label2id=label2id)
-        save_tokenizer(model)
-        export(resolve(str(model)), out)
-
-    return exported("entailment", write)
+    id2label = dict(enumerate(("entailment", "neutral", "contradiction")))
+    label2id = {label: index for index, label in id2label.items()}
+    save = partial(save_classifier, family="bert", labels=3, id2label=id2label, label2id=label2id)
+    return exported("entailment", partial(_write, save))
 
 
 @pytest.fixture(scope="session")
@@ -132,14 +129,8 @@ def inference_free(exported: Export, minilm_folder: Path) -> tuple[SparseEncoder
 @pytest.fixture(scope="session")
 def tagger(exported: Export) -> Artifact:
     """A BERT with five labels for tokens."""
-
-    def write(out: Path) -> None:
-        model = out.with_name("model")
-        save_token_classifier(model, "bert", 5, id2label=dict(enumerate(TAGS)))
-        save_tokenizer(model)
-        export(resolve(str(model)), out)
-
-    return exported("tagger", write)
+    save = partial(save_token_classifier, family="bert", labels=5, id2label=dict(enumerate(TAGS)))
+    return exported("tagger", partial(_write, save))
 
 
 @pytest.fixture(scope="session")
@@ -212,15 +203,42 @@ def classify_client(classifier: Artifact) -> Iterator[TestClient]:
     yield from client_of(classifier)
 
 
+# Starts the service with time for clients that are slow to send the rest of a refused body.
+PATIENT = """
+import sys
+from service.serve_command import main
+from service.api import http_protocol
+http_protocol._LINGER_S = 3600
+sys.exit(main())
+"""
+
+
+# Arguments of `process`: in place of `-m service`, and environment variables.
+Start = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
+
+
+@pytest.fixture
+def start(small_artifact: Artifact) -> Start:
+    """Run a service of the small model in a process of its own, until the block ends."""
+    return partial(process, VITRINE_MODEL__PATH=str(small_artifact.path))
+
+
+@pytest.fixture(scope="package")
+def url(small_artifact: Artifact) -> Iterator[str]:
+    """The URL of a service in a process of its own, as the host x too."""
+    settings = {
+        "VITRINE_MODEL__PATH": str(small_artifact.path),
+        "VITRINE_SERVER__HOSTS": "x,127.0.0.1,[::1]",
+    }
+    with process("-c", PATIENT, **settings) as started:
+        yield url_of(started)
+
+
 def client_of(artifact: Artifact) -> Iterator[TestClient]:
     """Yield a client of a service with the model and all gradient routes."""
-    settings = Settings(
-        model=ModelSettings(path=artifact.path),
-        engine=EngineSettings(threads=1),
-        limits=LimitSettings(max_inputs=8),
-        debug=DebugSettings(enabled=True, hosts=("testserver",), device="cpu"),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    debug = {"enabled": True, "hosts": ["testserver"], "device": "cpu"}
+    limits = {"max_inputs": 8}
+    with held_workers(Path(NO_FILE)), served(artifact.path, limits=limits, debug=debug) as client:
         yield client
 
 

@@ -95,12 +95,8 @@ PROMETHEUS = (
     ("header", "expected"),
     [
         ("*/*", "text/plain"),
-        ("application/openmetrics-text", "application/openmetrics-text"),
-        ("application/openmetrics-text;q=0, text/plain", "text/plain"),
         ("application/openmetrics-text;q=0.1, text/plain;q=0.9", "text/plain"),
         ("text/plain;q=0, */*", "application/openmetrics-text"),
-        ("application/*", "application/openmetrics-text"),
-        ("image/png", "text/plain"),
         (PROMETHEUS, "application/openmetrics-text"),
     ],
 )

@@ -29,6 +29,10 @@ from tests.serving import ready_model, serving, state_of, values_of
 POISON = 2000  # the token id on which the stub engine fails
 
 
+class PanicException(BaseException):
+    """As a Rust extension raises when it panics: not an Exception."""
+
+
 class StubEngine:
     """Returns the first token id of each row as its vector; `fault` applies to POISON."""
 
@@ -322,31 +326,20 @@ def test_request_that_would_miss_its_deadline_returns_429_and_is_not_run(
         assert sum(stub.ran) == 1 + 1 + 2
 
 
-def test_deadline_of_the_client_has_its_own_metric_status(
+def test_client_cannot_extend_the_deadline_and_its_own_has_another_status_in_metrics(
     stub: StubEngine, settings: Settings
 ) -> None:
     limits = settings.limits.model_copy(update={"request_s": 0.05})
     with stubbed(settings, limits=limits) as (client, _):
         stub.fault = "hang"
-        for headers in ({}, {"X-Request-Timeout-Ms": "20"}, {"X-Request-Timeout-Ms": "60000"}):
+        for value, deadline_s in ((None, 0.05), ("20", 0.02), ("60000", 0.05)):
+            headers = {} if value is None else {"X-Request-Timeout-Ms": value}
             late = client.post("/encode", json={"inputs": [[POISON]]}, headers=headers)
             assert late.status_code == 504
+            assert late.json()["detail"] == f"deadline of {deadline_s} s exceeded"
         exposed = client.get("/metrics").text
         assert 'vitrine_requests_total{route="/encode",status="504"} 2.0' in exposed
         assert 'vitrine_requests_total{route="/encode",status="client_deadline"} 1.0' in exposed
-        stub.gate.set()
-
-
-def test_client_cannot_extend_the_deadline_of_the_service(
-    stub: StubEngine, settings: Settings
-) -> None:
-    limits = settings.limits.model_copy(update={"request_s": 0.05})
-    with stubbed(settings, limits=limits) as (client, _):
-        stub.fault = "hang"
-        for headers in ({}, {"X-Request-Timeout-Ms": "2000"}):
-            late = client.post("/encode", json={"inputs": [[POISON]]}, headers=headers)
-            assert late.status_code == 504
-            assert late.json()["detail"] == "deadline of 0.05 s exceeded"
         stub.gate.set()
 
 
@@ -386,9 +379,6 @@ def test_unexpected_error_returns_500_without_its_message(
 def test_panic_of_a_library_returns_500_as_json(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class PanicException(BaseException):
-        """As a Rust extension raises when it panics: not an Exception."""
-
     def panic() -> None:
         raise PanicException
 
@@ -403,9 +393,6 @@ def test_panic_of_a_library_returns_500_as_json(
 def test_tokenizer_panic_returns_500_and_the_next_request_works(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class PanicException(BaseException):
-        """As a Rust extension raises when it panics: not an Exception."""
-
     class Panicking:
         def encode(self, *_: object, **__: object) -> None:
             raise PanicException
@@ -464,11 +451,11 @@ def test_failed_startup_reports_the_reason_and_is_never_ready(
 
 
 async def test_gpu_warm_up_runs_one_row_and_a_batch_of_each_length_on_all_streams(
-    half_artifact: Artifact, stub: StubEngine, monkeypatch: pytest.MonkeyPatch
+    artifact: Artifact, stub: StubEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stub, "target", "cuda")
     monkeypatch.setattr(stub, "streams", 2)
-    async with await open_model(half_artifact.path):
+    async with await open_model(artifact.path):
         pass
     # Rows of 256, 128, ... 1 tokens. The budget is 512; 384 pairs cost as much as a token.
     assert stub.ran[:6] == [1, 1, 1, 1, 3, 3]

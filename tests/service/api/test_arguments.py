@@ -177,6 +177,7 @@ def test_error_of_python_names_the_input_and_what_it_is(models: Models) -> None:
         (lambda: model.rerank("a", "b"), r"^documents must be a list, not str$"),
         (lambda: model.rerank("a", {"b": 1}), r"^documents must be a list, not dict$"),
         (lambda: model.rerank("a", []), r"^documents must be a non-empty list"),
+        (lambda: model.rerank("a", ["b"], top_n=0), r"top_n must be at least 1"),
         (lambda: model.decode("abc"), r"^rows must be a list, not str$"),
         (lambda: model.decode(["abc"]), r"expected a list of token ids, not str$"),
         (lambda: model.tag("a", labels={"b": 1}), r"^labels must be a list, not dict$"),

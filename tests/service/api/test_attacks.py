@@ -1,7 +1,6 @@
 """Hostile requests to a running service are refused, and the next request works."""
 
 import contextlib
-import socket
 from collections.abc import Iterator
 
 import httpx2
@@ -10,11 +9,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from models.artifact import Artifact
 from tests.eventually import eventually
-from tests.serving import PATIENCE_S, lines_until, process
+from tests.service.api.raw_http import CHUNKED, chunks, head
+from tests.serving import PATIENCE_S, connect, process, url_of
 
 pytestmark = pytest.mark.slow  # starts processes
-
-HEAD = b"POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 MANY_FILES = 256
 
@@ -28,14 +26,14 @@ sys.exit(main())
 
 
 @pytest.fixture(scope="module")
-def url(artifact: Artifact) -> Iterator[httpx2.URL]:
+def url(artifact: Artifact) -> Iterator[str]:
     settings = {"VITRINE_MODEL__PATH": str(artifact.path), "VITRINE_DEBUG__ENABLED": "true"}
     with process("-c", WITH_FEW_FILES, **settings) as started:
-        yield httpx2.URL(lines_until(started, r"Serving .* on (http://\S+)")[1][1])
+        yield url_of(started)
 
 
 @pytest.fixture(autouse=True)
-def _the_next_request_works(url: httpx2.URL) -> Iterator[None]:
+def _the_next_request_works(url: str) -> Iterator[None]:
     yield
     response = httpx2.post(f"{url}/encode", json={"inputs": "the next one"}, timeout=PATIENCE_S)
     assert response.status_code == 200
@@ -43,17 +41,13 @@ def _the_next_request_works(url: httpx2.URL) -> Iterator[None]:
     eventually(lambda: open_files(url) < MANY_FILES // 2)
 
 
-def open_files(url: httpx2.URL) -> float:
+def open_files(url: str) -> float:
     metrics = httpx2.get(f"{url}/metrics", timeout=PATIENCE_S).text
     return next(
         metric.samples[0].value
         for metric in text_string_to_metric_families(metrics)
         if metric.name == "process_open_fds"
     )
-
-
-def connected(url: httpx2.URL) -> socket.socket:
-    return socket.create_connection((url.host, url.port or 80), timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize(
@@ -65,25 +59,24 @@ def connected(url: httpx2.URL) -> socket.socket:
     ],
 )
 def test_body_in_chunks_of_one_byte_is_read_or_refused(
-    url: httpx2.URL, body: bytes, status: bytes
+    url: str, body: bytes, status: bytes
 ) -> None:
-    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
-    with connected(url) as connection:
-        connection.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+    with connect(url) as connection:
+        connection.sendall(head(CHUNKED, None))
         with contextlib.suppress(ConnectionError):  # the service may close after a refusal
-            connection.sendall(chunks + b"0\r\n\r\n")
+            connection.sendall(chunks(*(bytes([byte]) for byte in body)))
         assert connection.recv(4096).split()[1] == status
 
 
-def test_service_recovers_from_more_connections_than_descriptors(url: httpx2.URL) -> None:
+def test_service_recovers_from_more_connections_than_descriptors(url: str) -> None:
     with contextlib.ExitStack() as stack:
         for _ in range(400):
-            stack.enter_context(connected(url))
+            stack.enter_context(connect(url))
         with pytest.raises(httpx2.TransportError):  # the control: none is free
             httpx2.get(f"{url}/healthz", timeout=1)
 
 
-def test_request_that_needs_a_descriptor_returns_503_if_none_is_free(url: httpx2.URL) -> None:
+def test_request_that_needs_a_descriptor_returns_503_if_none_is_free(url: str) -> None:
     # The client keeps its connection, however long it is idle: it could not open another one.
     limits = httpx2.Limits(keepalive_expiry=None)
     with (
@@ -93,7 +86,7 @@ def test_request_that_needs_a_descriptor_returns_503_if_none_is_free(url: httpx2
         assert client.get("/healthz").status_code == 200
 
         def is_refused_beside_one_more_connection() -> bool:
-            stack.enter_context(connected(url))
+            stack.enter_context(connect(url))
             return client.get("/debug").status_code != 200
 
         eventually(is_refused_beside_one_more_connection)
@@ -106,7 +99,7 @@ def test_request_that_needs_a_descriptor_returns_503_if_none_is_free(url: httpx2
         assert client.post("/encode", json={"inputs": "a"}).status_code == 200
 
 
-def test_names_in_requests_add_no_metrics(url: httpx2.URL) -> None:
+def test_names_in_requests_add_no_metrics(url: str) -> None:
     client = httpx2.Client(base_url=url, timeout=PATIENCE_S)
 
     def lines() -> int:

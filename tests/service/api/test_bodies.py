@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
 from service.api.body_budget import BodyBudget
 from service.api.http_protocol import Cycle
-from service.app import create_app
 from service.inference.errors import Overloaded
-from service.settings import LimitSettings, Settings
-from tests.serving import serving
+from tests.serving import served, state_of
 
 BODY = json.dumps({"inputs": ["a text", "another"]}).encode()
 HEADERS = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
@@ -107,13 +106,11 @@ def test_budget_accepts_a_single_body_of_any_size() -> None:
                 reserve(size * KIB)
 
 
-def test_exhausted_body_budget_returns_429_for_large_bodies(settings: Settings) -> None:
-    limits = LimitSettings(max_bodies_bytes=100 * KIB)
-    app = create_app(settings.model_copy(update={"limits": limits}), on_fatal=pytest.fail)
+def test_exhausted_body_budget_returns_429_for_large_bodies(small_artifact: Artifact) -> None:
     large = json.dumps({"inputs": "a"}).encode() + b" " * 80 * KIB
     headers = {"Content-Type": "application/json"}
-    with serving(app) as client:
-        with app.state.vitrine.body_budget.reservation() as reserve:
+    with served(small_artifact.path, limits={"max_bodies_bytes": 100 * KIB}) as client:
+        with state_of(client).body_budget.reservation() as reserve:
             reserve(90 * KIB)
             for content in (large, iter([large])):  # with and without Content-Length
                 response = client.post("/encode", content=content, headers=headers)

@@ -1,11 +1,12 @@
 """CORS, and allowed host names."""
 
+from collections.abc import Iterator
+
 import pytest
 from starlette.testclient import TestClient
 
-from service.app import create_app
-from service.settings import ServerSettings, Settings
-from tests.serving import serving
+from models.artifact import Artifact
+from tests.serving import served
 
 ORIGIN = "https://app.example"
 PREFLIGHT = {
@@ -21,37 +22,37 @@ def test_cors_is_off_by_default(client: TestClient) -> None:
     assert client.options("/encode", headers=PREFLIGHT).status_code == 405
 
 
-def test_allowed_origin_may_send_a_key_and_read_the_headers(settings: Settings) -> None:
-    server = settings.server.model_copy(update={"cors_origins": (ORIGIN,)})
-    app = create_app(settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
-    with serving(app) as client:
-        allowed = client.options("/encode", headers=PREFLIGHT)
-        assert allowed.status_code == 200
-        assert allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
-        assert allowed.headers["Access-Control-Allow-Headers"] == "authorization, content-type"
-        response = client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
-        assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
-        exposed = response.headers["Access-Control-Expose-Headers"].split(", ")
-        assert {"X-Request-Id", "Server-Timing", "X-Shape", "Retry-After"} <= set(exposed)
-        denied = client.options("/encode", headers={**PREFLIGHT, "Origin": "https://evil.example"})
-        assert denied.status_code == 400
-        assert "Access-Control-Allow-Origin" not in denied.headers
+@pytest.fixture(scope="module")
+def cors_client(small_artifact: Artifact) -> Iterator[TestClient]:
+    with served(small_artifact.path, server={"cors_origins": [ORIGIN]}) as client:
+        yield client
 
 
-def test_cors_allows_the_headers_that_clients_add(settings: Settings) -> None:
-    server = settings.server.model_copy(update={"cors_origins": (ORIGIN,)})
+def test_allowed_origin_may_send_a_key_and_read_the_headers(cors_client: TestClient) -> None:
+    allowed = cors_client.options("/encode", headers=PREFLIGHT)
+    assert allowed.status_code == 200
+    assert allowed.headers["Access-Control-Allow-Origin"] == ORIGIN
+    assert allowed.headers["Access-Control-Allow-Headers"] == "authorization, content-type"
+    response = cors_client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
+    assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+    exposed = response.headers["Access-Control-Expose-Headers"].split(", ")
+    assert {"X-Request-Id", "Server-Timing", "X-Shape", "Retry-After"} <= set(exposed)
+    evil = {**PREFLIGHT, "Origin": "https://evil.example"}
+    denied = cors_client.options("/encode", headers=evil)
+    assert denied.status_code == 400
+    assert "Access-Control-Allow-Origin" not in denied.headers
+
+
+def test_cors_allows_the_headers_that_clients_add(cors_client: TestClient) -> None:
     names = "authorization,content-type,x-stainless-os,x-stainless-retry-count"
-    with serving(create_app(settings.model_copy(update={"server": server}))) as client:
-        headers = {**PREFLIGHT, "Access-Control-Request-Headers": names}
-        allowed = client.options("/v1/embeddings", headers=headers)
-        assert allowed.status_code == 200
-        assert allowed.headers["Access-Control-Allow-Headers"] == names
+    headers = {**PREFLIGHT, "Access-Control-Request-Headers": names}
+    allowed = cors_client.options("/v1/embeddings", headers=headers)
+    assert allowed.status_code == 200
+    assert allowed.headers["Access-Control-Allow-Headers"] == names
 
 
-def test_unknown_host_names_return_403_except_for_probes(settings: Settings) -> None:
-    server = ServerSettings(hosts=("TESTserver",))
-    app = create_app(settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
-    with serving(app) as client:
+def test_unknown_host_names_return_403_except_for_probes(small_artifact: Artifact) -> None:
+    with served(small_artifact.path, server={"hosts": ["TESTserver"]}) as client:
         assert client.get("/info").status_code == 200
         for path, status in (("/info", 403), ("/v1/models", 403), ("/readyz", 200)):
             response = client.get(path, headers={"Host": "evil.example"})
@@ -65,11 +66,9 @@ def test_unknown_host_names_return_403_except_for_probes(settings: Settings) -> 
 
 
 def test_allowed_origin_can_read_errors(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
+    cors_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = settings.server.model_copy(update={"cors_origins": (ORIGIN,)})
-    with serving(create_app(settings.model_copy(update={"server": server}))) as client:
-        monkeypatch.setattr("service.api.routes.encode_json", None)
-        response = client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
-        assert response.status_code == 500
-        assert response.headers["Access-Control-Allow-Origin"] == ORIGIN
+    monkeypatch.setattr("service.api.routes.encode_json", None)
+    response = cors_client.post("/encode", json={"inputs": "a"}, headers={"Origin": ORIGIN})
+    assert response.status_code == 500
+    assert response.headers["Access-Control-Allow-Origin"] == ORIGIN

@@ -22,7 +22,7 @@ from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.vectors import RowResults
 from service.inference.tokenizing.rows import Row
 from tests.sentences import SENTENCES
-from tests.service.api.posting import ask
+from tests.service.api.posting import ask, refused
 
 LONG = "\n\n".join(SENTENCES)
 QUERY = "Where did the cat sleep?"
@@ -32,13 +32,6 @@ DOCUMENTS = [WORDS, "w21 w5", "w9 " * 30]
 PLAIN = {"add_special_tokens": False, "return_offsets_mapping": True, "verbose": False}
 
 Json = dict[str, Any]
-
-
-def problem_of(client: TestClient, path: str, **body: object) -> Json:
-    response = client.post(path, json=body)
-    assert response.status_code == 422, response.text
-    result: Json = response.json()
-    return result
 
 
 def parts_of(text: str, chunks: Sequence[Json]) -> list[str]:
@@ -111,13 +104,6 @@ def test_octet_stream_is_refused(client: TestClient) -> None:
     assert "JSON" in response.json()["detail"]
 
 
-def test_chunking_that_is_no_object_is_refused(client: TestClient) -> None:
-    response = client.post("/encode", json={"inputs": "a cat", "chunking": "sentences"})
-    problem = response.json()
-    assert (response.status_code, problem["pointer"]) == (422, "/chunking")
-    assert problem["detail"].startswith("Input should be an object")
-
-
 @pytest.mark.parametrize(
     ("fields", "pointer", "message"),
     [
@@ -130,6 +116,7 @@ def test_chunking_that_is_no_object_is_refused(client: TestClient) -> None:
         ({"chunking": {"overlap": -1}}, "/chunking/overlap", "greater than or equal to 0"),
         ({"chunking": {"strategy": "words"}}, "/chunking/strategy", "'tokens'"),
         ({"chunking": {"words": 3}}, "/chunking", "unknown field in this object"),
+        ({"chunking": "sentences"}, "/chunking", "Input should be an object"),
         ({"inputs": ["a cat", ""]}, "/inputs/1", "the text is empty"),
         ({"inputs": ""}, "/inputs", "the text is empty"),
         ({"prompt_name": "none"}, "/prompt_name", "unknown prompt"),
@@ -140,8 +127,8 @@ def test_invalid_requests_name_the_field_or_input(
     client: TestClient, fields: Json, pointer: str, message: str
 ) -> None:
     body = {"inputs": "a cat", "chunking": {}, **fields}
-    problem = problem_of(client, "/encode", **body)
-    assert problem["pointer"] == pointer
+    problem = refused(client, "/encode", **body)
+    assert (problem["status"], problem["pointer"]) == (422, pointer)
     assert message in problem["detail"]
 
 
@@ -160,13 +147,13 @@ def test_text_without_tokens_is_one_chunk_with_the_vector_of_the_text(
 
 
 def test_text_with_too_many_characters_is_an_error(client: TestClient) -> None:
-    response = client.post("/encode", json={"inputs": "a" * 100_001, "chunking": {}})
-    assert (response.status_code, response.json()["code"]) == (413, "text_too_large")
+    problem = refused(client, "/encode", inputs="a" * 100_001, chunking={})
+    assert (problem["status"], problem["code"]) == (413, "text_too_large")
 
 
 def test_number_of_chunks_is_limited_as_inputs_are(rerank_client: TestClient) -> None:
     for fields in ({"documents": ["w5 " * 9]}, {"documents": ["w5"] * 7 + ["w5 w6"]}):
-        problem = problem_of(rerank_client, "/score", queries="w7", chunking={"size": 1}, **fields)
+        problem = refused(rerank_client, "/score", queries="w7", chunking={"size": 1}, **fields)
         assert (problem["code"], problem["pointer"]) == ("too_many_inputs", "/documents")
         assert "more than 8 chunks" in problem["detail"]
 
@@ -323,18 +310,18 @@ def test_invalid_rankings_name_the_field_or_text(
     client: TestClient, fields: Json, pointer: str, message: str
 ) -> None:
     body = {"query": "cat", "documents": ["a cat", "a dog"], "chunking": {}, **fields}
-    problem = problem_of(client, "/rerank", **body)
-    assert problem["pointer"] == pointer
+    problem = refused(client, "/rerank", **body)
+    assert (problem["status"], problem["pointer"]) == (422, pointer)
     assert message in problem["detail"]
 
 
 @pytest.mark.slow
 def test_query_that_leaves_no_room_for_a_chunk_is_refused(rerank_client: TestClient) -> None:
     body = {"documents": ["w5 w6"], "chunking": {}}
-    problem = problem_of(rerank_client, "/score", queries="w7 " * 21, **body)
+    problem = refused(rerank_client, "/score", queries="w7 " * 21, **body)
     assert (problem["code"], problem["pointer"]) == ("too_long", "/chunking")
     assert "the query leave no room" in problem["detail"]
     assert ask(rerank_client, "/score", queries="w7 " * 20, **body)["best_chunks"]
     body["chunking"] = {"size": 2}
-    problem = problem_of(rerank_client, "/score", queries="w7 " * 20, **body)
+    problem = refused(rerank_client, "/score", queries="w7 " * 20, **body)
     assert "at most 1 tokens" in problem["detail"]

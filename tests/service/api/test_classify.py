@@ -1,7 +1,5 @@
 """`POST /classify` and `POST /rerank`, against transformers and sentence-transformers."""
 
-import json
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +12,7 @@ from transformers import pipeline
 import vitrine
 from models.artifact import Artifact
 from tests.service.api.conftest import client_of
-from tests.service.api.posting import ask, wrong_model
-from tests.serving import lines_until, process
+from tests.service.api.posting import ask, refused, wrong_model
 
 pytestmark = pytest.mark.slow
 
@@ -67,8 +64,8 @@ def test_query_and_documents_are_truncated_to_limits_of_their_own(
     # The limits are a request to truncate: only the limit of the model is an error.
     fields = {"documents": documents, "on_overflow": "error"}
     assert ask(rerank_client, "/rerank", query=query, **fields, **limits) == result
-    response = rerank_client.post("/rerank", json={"query": query, **fields})
-    assert (response.status_code, response.json()["pointer"]) == (422, "/documents/0")
+    problem = refused(rerank_client, "/rerank", query=query, **fields)
+    assert (problem["status"], problem["pointer"]) == (422, "/documents/0")
 
 
 def test_labels_equal_the_pipeline_of_transformers(
@@ -143,8 +140,8 @@ def test_candidate_labels_equal_the_pipeline_of_transformers(
 def test_wrong_candidate_labels_are_named(
     entailment_client: TestClient, fields: Json, pointer: str
 ) -> None:
-    response = entailment_client.post("/classify", json={"inputs": ["w5", "w6"], **fields})
-    assert (response.status_code, response.json()["pointer"]) == (422, pointer)
+    problem = refused(entailment_client, "/classify", **{"inputs": ["w5", "w6"], **fields})
+    assert (problem["status"], problem["pointer"]) == (422, pointer)
 
 
 def test_other_classifiers_have_no_candidate_labels(classify_client: TestClient) -> None:
@@ -191,10 +188,9 @@ def test_python_scores_equal_those_of_the_cross_encoder(
 def test_invalid_requests_to_rerank_name_the_item(
     rerank_client: TestClient, body: Json, pointer: str, message: str
 ) -> None:
-    response = rerank_client.post("/rerank", json=body)
-    assert response.status_code == 422
-    assert response.json()["pointer"] == pointer
-    assert message in response.json()["detail"]
+    problem = refused(rerank_client, "/rerank", **body)
+    assert (problem["status"], problem["pointer"]) == (422, pointer)
+    assert message in problem["detail"]
     assert ask(rerank_client, "/rerank", query=QUERY, documents=DOCUMENTS[:1])["results"]
 
 
@@ -205,8 +201,8 @@ def test_invalid_requests_to_rerank_name_the_item(
 def test_invalid_requests_to_classify_name_the_item(
     classify_client: TestClient, inputs: object, pointer: str
 ) -> None:
-    response = classify_client.post("/classify", json={"inputs": inputs})
-    assert (response.status_code, response.json()["pointer"]) == (422, pointer)
+    problem = refused(classify_client, "/classify", inputs=inputs)
+    assert (problem["status"], problem["pointer"]) == (422, pointer)
 
 
 def test_routes_of_other_models_say_what_the_model_can_do(
@@ -242,16 +238,6 @@ def test_tei_info_names_the_kind_of_model(
     assert rerank_client.get("/tei/info").json()["model_type"].keys() == {"reranker"}
     kind = classify_client.get("/tei/info").json()["model_type"]
     assert kind["classifier"]["id2label"] == {"0": "sad", "1": "neutral", "2": "happy"}
-
-
-def test_example_at_startup_is_a_request_that_the_model_can_answer(reranker: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(reranker.path), VITRINE_DEBUG__ENABLED="true") as started:
-        lines, match = lines_until(started, r"Try: (curl .*)$")
-        answer = subprocess.run(
-            ["bash", "-c", f"{match[1]} --silent --fail"], capture_output=True, check=True
-        )
-    assert len(json.loads(answer.stdout)["results"]) == 2
-    assert not any("Gradient" in line for line in lines)
 
 
 def test_info_lists_outputs_and_labels(classify_client: TestClient, client: TestClient) -> None:

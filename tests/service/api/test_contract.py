@@ -8,8 +8,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from models.artifact import Artifact
-from tests.serving import PATIENCE_S, lines_until, process
+from tests.service.api.conftest import Start
+from tests.serving import PATIENCE_S, url_of
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -26,20 +26,17 @@ CHECKS = (
 
 
 @pytest.mark.timeout(3600)  # schemathesis sends thousands of requests
-def test_every_route_conforms_to_the_openapi_document(
-    small_artifact: Artifact, tmp_path: Path
-) -> None:
+def test_every_route_conforms_to_the_openapi_document(start: Start, tmp_path: Path) -> None:
     keys = [{"name": "all", "key": KEY, "scopes": ["encode", "debug", "metrics"]}]
-    with process(
+    with start(
         *("-m", "tests.service.debug.held_worker"),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_DEBUG__ENABLED="true",
         VITRINE_AUTH__KEYS=json.dumps(keys),
     ) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
+        url = url_of(started)
         # Headers are tested elsewhere: schemathesis reports a server that accepts headers which its
         # document does not name, or that returns 504 after a deadline of 1 ms.
-        document = httpx2.get(f"{match[1]}/openapi.json", timeout=PATIENCE_S).json()
+        document = httpx2.get(f"{url}/openapi.json", timeout=PATIENCE_S).json()
         operations = [
             operation for path in document["paths"].values() for operation in path.values()
         ]
@@ -53,7 +50,7 @@ def test_every_route_conforms_to_the_openapi_document(
                 *(
                     "run",
                     "openapi.json",
-                    f"--url={match[1]}",
+                    f"--url={url}",
                     f"--header=Authorization: Bearer {KEY}",
                 ),
                 *(f"--checks={','.join(CHECKS)}", "--max-examples=8", "--seed=1", "--no-color"),
@@ -66,4 +63,4 @@ def test_every_route_conforms_to_the_openapi_document(
         )
         assert run.returncode == 0, run.stdout
         assert f"{len(operations)} selected" in run.stdout
-        assert httpx2.get(f"{match[1]}/readyz", timeout=PATIENCE_S).status_code == 200
+        assert httpx2.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200

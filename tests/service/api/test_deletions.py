@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import httpx2
 import pytest
 from starlette.testclient import TestClient
 
 import vitrine
+from tests.service.api.posting import ask, post, refused, stages
 from tests.serving import values_of
 
 pytestmark = pytest.mark.slow
@@ -22,21 +22,15 @@ def any_client(request: pytest.FixtureRequest) -> TestClient:
     return client
 
 
-def posted(client: TestClient, path: str, **body: object) -> Any:  # noqa: ANN401 - any JSON value
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
-
-
 @pytest.mark.parametrize("raw", [False, True])
 def test_left_out_and_alone_are_differences_of_two_scores(
     any_client: TestClient, raw: bool
 ) -> None:
     def score(document: str) -> float:
         body = {"queries": QUERY, "documents": document, "raw_scores": raw}
-        return float(posted(any_client, "/score", **body)["scores"][0])
+        return float(ask(any_client, "/score", **body)["scores"][0])
 
-    response = posted(
+    response = ask(
         any_client,
         "/score",
         queries=QUERY,
@@ -73,9 +67,9 @@ def test_variants_have_the_part_of_the_other_text_that_the_model_reads(
 
     def score(texts: dict[str, str]) -> float:
         body = {"queries": texts["query"], "documents": texts["document"]}
-        return float(posted(any_client, "/score", **body)["scores"][0])
+        return float(ask(any_client, "/score", **body)["scores"][0])
 
-    response = posted(
+    response = ask(
         any_client,
         "/score",
         queries=texts["query"],
@@ -97,8 +91,8 @@ def test_without_another_text_there_is_no_part_of_it(
     client: TestClient, classify_client: TestClient
 ) -> None:
     body = {"queries": QUERY, "documents": DOCUMENT, "explain": {"of": "both"}}
-    assert "other" not in posted(client, "/score", **body)["explanations"][0]
-    response = posted(classify_client, "/classify", inputs=[["w5", "w9 w5"], "w5"], explain=True)
+    assert "other" not in ask(client, "/score", **body)["explanations"][0]
+    response = ask(classify_client, "/classify", inputs=[["w5", "w9 w5"], "w5"], explain=True)
     assert all("other" not in explanation for explanation in response["explanations"])
 
 
@@ -106,10 +100,10 @@ def test_rerank_explains_the_best_three(any_client: TestClient) -> None:
     documents = ["w9", "w40 w5", "w5 w6", "w9 w5", "sat"]
     body = {"query": QUERY, "documents": documents}
     explain = {"by": "sentences", "of": "both"}
-    response = posted(any_client, "/rerank", **body, explain=explain)
+    response = ask(any_client, "/rerank", **body, explain=explain)
     assert response["explanation_tokens"] > 0
     results = response["results"]
-    plain = posted(any_client, "/rerank", **body)["results"]
+    plain = ask(any_client, "/rerank", **body)["results"]
     assert [result["index"] for result in results] == [result["index"] for result in plain]
     explained = [result["explanation"] is not None for result in results]
     assert explained == [True, True, True, False, False]
@@ -124,7 +118,7 @@ def test_rerank_explains_the_best_three(any_client: TestClient) -> None:
 
 def test_score_explains_as_many_documents_as_requested(client: TestClient) -> None:
     body = {"queries": QUERY, "documents": ["w9", DOCUMENT, "sat"], "explain": {"top_n": 1}}
-    response = posted(client, "/score", **body)
+    response = ask(client, "/score", **body)
     best = max(range(3), key=lambda index: response["scores"][index])
     explained = [index for index in range(3) if response["explanations"][index] is not None]
     assert explained == [best]
@@ -151,28 +145,20 @@ def test_invalid_explanations_are_refused_by_name(
     client: TestClient, explain: object, pointer: str, detail: str
 ) -> None:
     body = {"queries": QUERY, "documents": [DOCUMENT], "explain": explain}
-    response = client.post("/score", json=body)
-    problem = response.json()
-    assert response.status_code == 422, problem
-    assert problem["pointer"] == pointer
+    problem = refused(client, "/score", **body)
+    assert (problem["status"], problem["pointer"]) == (422, pointer)
     assert detail in problem["detail"]
-
-
-def test_chunks_are_not_explained(client: TestClient) -> None:
-    body = {"queries": QUERY, "documents": DOCUMENT, "explain": {}, "chunking": {}}
-    response = client.post("/score", json=body)
-    assert (response.status_code, response.json()["pointer"]) == (422, "/explain")
 
 
 def test_labels_are_explained_by_the_texts_without_each_unit(classify_client: TestClient) -> None:
     def best(*texts: str) -> dict[str, float]:
         inputs = [texts[0] if len(texts) == 1 else list(texts)]
-        (labels,) = posted(classify_client, "/classify", inputs=inputs)["labels"]
+        (labels,) = ask(classify_client, "/classify", inputs=inputs)["labels"]
         return {label["label"]: label["score"] for label in labels}
 
     body = {"inputs": [DOCUMENT, ["cat", "w5 w6"]]}
-    response = posted(classify_client, "/classify", **body, explain={})
-    plain = posted(classify_client, "/classify", **body)
+    response = ask(classify_client, "/classify", **body, explain={})
+    plain = ask(classify_client, "/classify", **body)
     assert list(plain) == ["model", "labels", "tokens", "truncated"]
     assert response["tokens"] == plain["tokens"]
     assert response["explanation_tokens"] > sum(response["tokens"])
@@ -187,7 +173,7 @@ def test_labels_are_explained_by_the_texts_without_each_unit(classify_client: Te
     unit = pair["texts"][1]["units"][1]
     without = best("cat", "w5")[pair["label"]]
     assert unit["left_out"] == pytest.approx(pair["texts"][1]["whole"] - without, abs=2e-5)
-    named = posted(classify_client, "/classify", **body, explain={"label": "happy", "by": "auto"})
+    named = ask(classify_client, "/classify", **body, explain={"label": "happy", "by": "auto"})
     assert [own["label"] for own in named["explanations"]] == ["happy", "happy"]
 
 
@@ -203,16 +189,15 @@ def test_labels_are_explained_by_the_texts_without_each_unit(classify_client: Te
 def test_invalid_explanations_of_labels_are_refused_by_name(
     classify_client: TestClient, explain: object, pointer: str, detail: str
 ) -> None:
-    response = classify_client.post("/classify", json={"inputs": "w5", "explain": explain})
-    problem = response.json()
-    assert (response.status_code, problem["pointer"]) == (422, pointer), problem
+    problem = refused(classify_client, "/classify", inputs="w5", explain=explain)
+    assert (problem["status"], problem["pointer"]) == (422, pointer)
     assert detail in problem["detail"]
 
 
 def test_auto_explains_by_sentences_and_then_by_words(any_client: TestClient) -> None:
     document = "It is w9. It is w40 w5."
     body = {"queries": QUERY, "documents": document, "explain": {"by": "auto", "of": "both"}}
-    response = posted(any_client, "/score", **body)
+    response = ask(any_client, "/score", **body)
     query, text = response["explanations"][0]["texts"]
     assert (query["by"], text["by"]) == ("words", "sentences")
     assert "words" not in query
@@ -224,7 +209,7 @@ def test_shapley_values_sum_to_the_score_less_that_of_the_empty_text(
     any_client: TestClient,
 ) -> None:
     body = {"queries": QUERY, "documents": "w9 w40 sat", "explain": {"method": "shapley"}}
-    response = posted(any_client, "/score", **body)
+    response = ask(any_client, "/score", **body)
     (explanation,) = response["explanations"]
     assert explanation["method"] == "shapley"
     (text,) = explanation["texts"]
@@ -238,7 +223,7 @@ def test_shapley_values_sum_to_the_score_less_that_of_the_empty_text(
 
 def test_shapley_values_of_labels(classify_client: TestClient) -> None:
     body = {"inputs": [["w9 w5", "cat"]], "explain": {"method": "shapley", "label": "sad"}}
-    (explanation,) = posted(classify_client, "/classify", **body)["explanations"]
+    (explanation,) = ask(classify_client, "/classify", **body)["explanations"]
     assert (explanation["method"], explanation["label"]) == ("shapley", "sad")
     assert [text["text"] for text in explanation["texts"]] == [0, 1]
 
@@ -246,7 +231,7 @@ def test_shapley_values_of_labels(classify_client: TestClient) -> None:
 def test_true_is_an_explanation_by_deletion_with_all_defaults(any_client: TestClient) -> None:
     body = {"query": QUERY, "documents": ["w9 w40. A w5.", "w6"]}
     by_default, by_auto = (
-        posted(any_client, "/rerank", **body, explain=explain)
+        ask(any_client, "/rerank", **body, explain=explain)
         for explain in (True, {"by": "auto", "method": "deletion"})
     )
     assert by_default["explanation_tokens"] == by_auto["explanation_tokens"]
@@ -258,20 +243,14 @@ def test_true_is_an_explanation_by_deletion_with_all_defaults(any_client: TestCl
             assert all(a["left_out"] == pytest.approx(b["left_out"], abs=2e-5) for a, b in pairs)
 
 
-def test_true_explains_the_best_label(classify_client: TestClient) -> None:
-    response = posted(classify_client, "/classify", inputs=["w5 w9"], explain=True)
-    (explanation,) = response["explanations"]
-    assert explanation["label"] == response["labels"][0][0]["label"]
-
-
 @pytest.mark.parametrize("raw", [False, True])
 def test_highlights_are_the_best_sentences_of_each_result(
     any_client: TestClient, raw: bool
 ) -> None:
     documents = ["It is w9. A w5 w9. It sat.", "w6"]
     body = {"query": QUERY, "documents": documents, "raw_scores": raw}
-    ranked = posted(any_client, "/rerank", **body, highlight=2)
-    explained = posted(any_client, "/rerank", **body, explain={"by": "sentences"})
+    ranked = ask(any_client, "/rerank", **body, highlight=2)
+    explained = ask(any_client, "/rerank", **body, explain={"by": "sentences"})
     assert ranked["explanation_tokens"] > 0
     for own, other in zip(ranked["results"], explained["results"], strict=True):
         assert "explanation" not in own
@@ -283,7 +262,7 @@ def test_highlights_are_the_best_sentences_of_each_result(
             expected = units[unit["start"]]["left_out"]
             assert unit["left_out"] == pytest.approx(expected, abs=2e-5)
     body = {"queries": QUERY, "documents": documents, "raw_scores": raw}
-    scored = posted(any_client, "/score", **body, highlight=2)
+    scored = ask(any_client, "/score", **body, highlight=2)
     by_index = {own["index"]: own["highlights"] for own in ranked["results"]}
     for index, found in enumerate(scored["highlights"]):
         spans = [
@@ -306,9 +285,8 @@ def test_highlights_are_the_best_sentences_of_each_result(
 def test_invalid_highlights_are_refused_by_name(
     client: TestClient, fields: dict[str, object], pointer: str, detail: str
 ) -> None:
-    body = {"query": QUERY, "documents": ["w5", "w6"], **fields}
-    problem = client.post("/rerank", json=body).json()
-    assert (problem["status"], problem["pointer"]) == (422, pointer), problem
+    problem = refused(client, "/rerank", query=QUERY, documents=["w5", "w6"], **fields)
+    assert (problem["status"], problem["pointer"]) == (422, pointer)
     assert detail in problem["detail"]
 
 
@@ -318,10 +296,10 @@ def test_effects_of_pairs_are_those_of_four_scores(any_client: TestClient, raw: 
 
     def score(query: str, document: str) -> float:
         body = {"queries": query, "documents": document, "raw_scores": raw}
-        return float(posted(any_client, "/score", **body)["scores"][0])
+        return float(ask(any_client, "/score", **body)["scores"][0])
 
     explain = {"of": "both", "pairs": 2}
-    response = posted(
+    response = ask(
         any_client, "/score", queries=query, documents=document, raw_scores=raw, explain=explain
     )
     (explanation,) = response["explanations"]
@@ -345,7 +323,7 @@ def test_effects_of_pairs_are_those_of_four_scores(any_client: TestClient, raw: 
 def test_without_tokens_for_pairs_there_are_none(client: TestClient) -> None:
     words = " ".join(f"w{index}" for index in range(5, 17))
     few, many = (
-        posted(
+        ask(
             client,
             "/score",
             queries=words,
@@ -358,7 +336,7 @@ def test_without_tokens_for_pairs_there_are_none(client: TestClient) -> None:
     assert len(many["explanations"][0]["pairs"]) == 100
     assert few["explanation_tokens"] <= 800
     assert many["explanation_tokens"] <= 3000
-    plain = posted(client, "/score", queries="w5", documents="w6", explain=True)
+    plain = ask(client, "/score", queries="w5", documents="w6", explain=True)
     assert "pairs" not in plain["explanations"][0]
 
 
@@ -381,7 +359,7 @@ def test_variants_are_not_counted_as_inputs(rerank_client: TestClient) -> None:
     # The empty text, and each of three words alone and left out.
     documents = [f"w{index} w{index + 1} w{index + 2}" for index in range(20, 44, 3)]
     body = {"query": "w5", "documents": documents, "explain": {"by": "words", "top_n": 1}}
-    posted(rerank_client, "/rerank", **body)
+    ask(rerank_client, "/rerank", **body)
     after = counts()
     assert [after[name] - before[name] for name in before] == [8, 8, 7, 0, 1, 1]
 
@@ -389,31 +367,26 @@ def test_variants_are_not_counted_as_inputs(rerank_client: TestClient) -> None:
 @pytest.mark.parametrize("explain", [{}, {"method": "terms"}, {"method": "shapley"}])
 def test_server_timing_has_the_explanations(client: TestClient, explain: object) -> None:
     body = {"queries": QUERY, "documents": [DOCUMENT]}
-    plain = client.post("/score", json=body)
-    explained = client.post("/score", json={**body, "explain": explain})
+    plain = post(client, "/score", **body)
+    explained = post(client, "/score", **body, explain=explain)
     names = ["tokenize", "queue", "infer", "serialize"]
-    assert _stages(plain) == names
-    assert _stages(explained) == [*names[:3], "explain", names[3]]
+    assert list(stages(plain)) == names
+    assert list(stages(explained)) == [*names[:3], "explain", names[3]]
 
 
 def test_server_timing_has_the_explanations_of_labels_and_highlights(
     classify_client: TestClient, client: TestClient
 ) -> None:
-    labels = classify_client.post("/classify", json={"inputs": ["w5 w9"], "explain": True})
-    best = client.post("/rerank", json={"query": QUERY, "documents": [DOCUMENT], "highlight": 1})
-    assert "explain" in _stages(labels)
-    assert "explain" in _stages(best)
-
-
-def _stages(response: httpx2.Response) -> list[str]:
-    assert response.is_success, response.text
-    return [entry.partition(";")[0] for entry in response.headers["Server-Timing"].split(", ")]
+    labels = post(classify_client, "/classify", inputs=["w5 w9"], explain=True)
+    best = post(client, "/rerank", query=QUERY, documents=[DOCUMENT], highlight=1)
+    assert "explain" in stages(labels)
+    assert "explain" in stages(best)
 
 
 def test_chunks_are_units_over_http(client: TestClient) -> None:
     document = " ".join(f"It is w{index}." for index in range(5, 45))
     body = {"queries": QUERY, "documents": document, "explain": {"by": "chunks"}}
-    (text,) = posted(client, "/score", **body)["explanations"][0]["texts"]
+    (text,) = ask(client, "/score", **body)["explanations"][0]["texts"]
     assert text["by"] == "chunks"
     assert [document[unit["start"] : unit["end"]].count(".") for unit in text["units"]] == [
         12,

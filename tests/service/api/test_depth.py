@@ -10,10 +10,9 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
 from models.json_reader import MAX_DEPTH
-from service.app import create_app
-from service.settings import ApiKey, AuthSettings, DebugSettings, Settings
-from tests.serving import flat_routes, serving
+from tests.serving import flat_routes, served
 
 KEY = "a-key-for-all-routes"
 JSON = {"Content-Type": "application/json"}
@@ -41,26 +40,21 @@ def nested(brackets: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def every_route(settings: Settings) -> Iterator[tuple[TestClient, list[str]]]:
+def every_route(small_artifact: Artifact) -> Iterator[tuple[TestClient, list[str]]]:
     """A client with all scopes, and the paths of all routes that take a body."""
     key = {"name": "all", "key": KEY, "scopes": ["encode", "debug", "admin"]}
-    app = create_app(
-        settings.model_copy(
-            update={
-                "auth": AuthSettings(keys=(ApiKey.model_validate(key),)),
-                "debug": DebugSettings(enabled=True, hosts=("testserver",), device="cpu"),
-                "server": settings.server.model_copy(update={"tei_at_root": True}),
-            }
-        ),
-        on_fatal=pytest.fail,
-    )
-    paths = [
-        route.path
-        for route in flat_routes(app.routes)
-        if "POST" in (getattr(route, "methods", None) or ())
-    ]
     names = {"{name:path}": "new", "{model:path}": "small"}
-    with serving(app) as client:
+    with served(
+        small_artifact.path,
+        auth={"keys": [key]},
+        debug={"enabled": True, "hosts": ["testserver"], "device": "cpu"},
+        server={"tei_at_root": True},
+    ) as client:
+        paths = [
+            route.path
+            for route in flat_routes(client.app.routes)  # type: ignore[attr-defined]
+            if "POST" in (getattr(route, "methods", None) or ())
+        ]
         client.headers["Authorization"] = f"Bearer {KEY}"
         yield client, [re.sub(r"\{.*?\}", lambda match: names[match[0]], path) for path in paths]
 

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from models.artifact import Artifact
-from tests.serving import lines_until, outcome, process
+from tests.service.api.conftest import Start
+from tests.serving import outcome, url_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,28 +51,37 @@ os.execvp("strace", [*sys.argv[1:], sys.executable, "-m", "tests.service.debug.h
 """
 
 
-@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_service_opens_no_connections(
-    small_artifact: Artifact, tmp_path: Path, engine: str
-) -> None:
-    with process(
-        *("-c", TRACED, *STRACE, str(tmp_path / "log")),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_ENGINE__NAME=engine,
-        VITRINE_DEBUG__ENABLED="true",
-        VITRINE_SERVER__DRAIN_S="0",
-    ) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        for route, body in (
-            ("/encode", {"inputs": "a text"}),
-            ("/debug/attribute", {"text": "a text", "target": {"type": "norm"}}),
-        ):
-            response = httpx2.post(f"{match[1]}{route}", json=body, timeout=240)
-            assert response.status_code == 200
+ENGINES = ("onnxruntime", "openvino")
+
+
+def test_service_opens_no_connections(start: Start, tmp_path: Path) -> None:
+    with ExitStack() as processes:
+        services = [
+            processes.enter_context(
+                start(
+                    *("-c", TRACED, *STRACE, str(tmp_path / engine)),
+                    VITRINE_ENGINE__NAME=engine,
+                    VITRINE_DEBUG__ENABLED="true",
+                    VITRINE_SERVER__DRAIN_S="0",
+                )
+            )
+            for engine in ENGINES
+        ]
+        for started in services:
+            url = url_of(started)
+            for route, body in (
+                ("/encode", {"inputs": "a text"}),
+                ("/debug/attribute", {"text": "a text", "target": {"type": "norm"}}),
+            ):
+                response = httpx2.post(f"{url}{route}", json=body, timeout=240)
+                assert response.status_code == 200
         # onnxruntime's telemetry, if it is on, is sent after ten seconds of real time, in a thread
         # that gives no sign before. A slow machine can hide it, but cannot fail the test.
         time.sleep(12)
-        service = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text()
-        os.kill(int(service), signal.SIGTERM)
-        assert outcome(started)[0] == 0
-    assert addresses(tmp_path / "log") == []
+        for started in services:
+            service = Path(f"/proc/{started.pid}/task/{started.pid}/children").read_text()
+            os.kill(int(service), signal.SIGTERM)
+            assert outcome(started)[0] == 0
+    assert {engine: addresses(tmp_path / engine) for engine in ENGINES} == {
+        engine: [] for engine in ENGINES
+    }

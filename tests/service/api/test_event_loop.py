@@ -9,59 +9,47 @@ import orjson
 import pytest
 from starlette.testclient import TestClient
 
+from models.artifact import Artifact
 from service.api import body, responses
-from service.app import create_app
 from service.inference.tokenizing.tokenizer import TextTokenizer
-from service.settings import Settings
-from tests.serving import serving
+from tests.serving import served
+
+# The step of a request: the owner and the name of its function.
+TOKENIZE = TextTokenizer, "rows"
+PARSE = body, "_parse"
+SERIALIZE = responses, "serialize_rows"
 
 
 @pytest.mark.parametrize(
-    ("inputs", "is_inline"),
+    ("step", "inputs", "is_inline"),
     [
-        (["short"], True),
-        (["word " * 5_000], False),
-        (["short"] * 100, False),
+        (TOKENIZE, ["short"], True),
+        (TOKENIZE, ["word " * 5_000], False),
+        (TOKENIZE, ["short"] * 100, False),
+        (PARSE, ["short"], True),
+        (PARSE, ["word " * 14_000], False),
+        (SERIALIZE, ["short"], True),
+        (SERIALIZE, ["short"] * 1_000, False),
     ],
 )
-def test_long_inputs_are_tokenized_outside_the_event_loop(
-    minilm_client: TestClient,
+def test_steps_of_large_requests_run_outside_the_event_loop(
+    client: TestClient,
     monkeypatch: pytest.MonkeyPatch,
+    step: tuple[object, str],
     inputs: list[str],
     is_inline: bool,
 ) -> None:
-    threads = threads_of(monkeypatch, TextTokenizer, "rows")
-    assert minilm_client.post("/encode", json={"inputs": inputs}).status_code == 200
-    assert (threads == [event_loop_thread(minilm_client)]) == is_inline
-
-
-@pytest.mark.parametrize(("words", "is_inline"), [(1, True), (14_000, False)])
-def test_large_bodies_are_parsed_outside_the_event_loop(
-    minilm_client: TestClient, monkeypatch: pytest.MonkeyPatch, words: int, is_inline: bool
-) -> None:
-    threads = threads_of(monkeypatch, body, "_parse")
-    payload = {"inputs": "word " * words}
-    assert minilm_client.post("/encode", json=payload).status_code == 200
-    assert (threads == [event_loop_thread(minilm_client)]) == is_inline
-
-
-@pytest.mark.parametrize(("count", "is_inline"), [(1, True), (100, False)])
-def test_large_responses_are_serialized_outside_the_event_loop(
-    minilm_client: TestClient, monkeypatch: pytest.MonkeyPatch, count: int, is_inline: bool
-) -> None:
-    threads = threads_of(monkeypatch, responses, "serialize_rows")
-    assert minilm_client.post("/encode", json={"inputs": ["text"] * count}).status_code == 200
-    assert (threads == [event_loop_thread(minilm_client)]) == is_inline
+    threads = threads_of(monkeypatch, *step)
+    assert client.post("/encode", json={"inputs": inputs}).status_code == 200
+    assert (threads == [event_loop_thread(client)]) == is_inline
 
 
 def test_responses_are_compressed_outside_the_event_loop(
-    minilm_settings: Settings, monkeypatch: pytest.MonkeyPatch
+    small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = threads_of(monkeypatch, responses.gzip, "compress")  # type: ignore[attr-defined]
-    server = minilm_settings.server.model_copy(update={"gzip": True})
-    app = create_app(minilm_settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
-    with serving(app) as client:
-        assert client.post("/encode", json={"inputs": "text"}).status_code == 200
+    with served(small_artifact.path, server={"gzip": True}) as client:
+        assert client.post("/encode", json={"inputs": ["text"] * 9}).status_code == 200
         assert threads
         assert event_loop_thread(client) not in threads
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import MultiVectorEncoder, SentenceTransformer, SparseEncoder
+from sentence_transformers import MultiVectorEncoder, SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import (
     Dense,
     Normalize,
@@ -27,6 +27,7 @@ from models.export.sources import resolve
 from service.inference.results.batch_run import BatchItem
 from service.inference.results.vectors import RowResults
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
+from tests.service.api.posting import ask, post, refused
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +68,6 @@ def pooled_tokens(oracle: SentenceTransformer, text: str, prompt: str, pooling: 
 @pytest.mark.parametrize(
     ("pooling", "heads", "config"),
     [
-        ("mean", (), {}),
         ("mean", (Normalize(),), {"truncate_dim": 8}),
         ("mean_sqrt_len_tokens", (Normalize(),), {}),
         ("weightedmean", (), {}),
@@ -145,27 +145,6 @@ def test_blocks_of_a_long_query_give_the_same_terms(
         assert ours.value == pytest.approx(theirs.value, abs=1e-6)
         assert ours.query == theirs.query
     assert actual.other == pytest.approx(expected.other, abs=1e-5)
-
-
-def test_terms_of_a_dot_product_are_products_of_weights(
-    sparse_encoder: tuple[SparseEncoder, Artifact],
-) -> None:
-    oracle, artifact = sparse_encoder
-    query = oracle.encode_query(QUERY, convert_to_sparse_tensor=False).double().numpy()
-    with vitrine.SyncModel(artifact.path, THREADS) as model:
-        result = model.score(QUERY, DOCUMENTS, explain=vitrine.Terms())
-    for index, text in enumerate(DOCUMENTS):
-        document = oracle.encode_document(text, convert_to_sparse_tensor=False).double().numpy()
-        products = query * document
-        explanation = result.explanations[index]
-        assert [term.query for term in explanation.terms] == [
-            term.document for term in explanation.terms
-        ]
-        for term in explanation.terms:
-            assert term.value == pytest.approx(products[term.query.id], rel=1e-3, abs=1e-5)
-        values = [term.value for term in explanation.terms]
-        np.testing.assert_allclose(values, np.sort(products)[::-1][: len(values)], atol=1e-4)
-        assert sum(values) + explanation.other == pytest.approx(result.scores[index], abs=1e-5)
 
 
 def test_terms_of_maxsim_are_each_query_token_with_its_most_similar_document_token(
@@ -273,14 +252,6 @@ def test_explanations_end_at_the_deadline(
         assert len(model.score("a", ["b", "c"], explain=vitrine.Terms()).explanations) == 2
 
 
-@pytest.mark.parametrize("top_n", [0, -1])
-def test_top_n_is_at_least_one(small_artifact: Artifact, top_n: int) -> None:
-    with vitrine.SyncModel(small_artifact.path, THREADS) as model:
-        with pytest.raises(vitrine.InvalidInput, match="top_n must be at least 1") as raised:
-            model.rerank("a", ["b"], top_n=top_n)
-        assert raised.value.pointer == "/top_n"
-
-
 def test_limits_of_query_and_document_are_refused_for_vectors(small_artifact: Artifact) -> None:
     with vitrine.SyncModel(small_artifact.path, THREADS) as model:
         with pytest.raises(vitrine.InvalidInput, match="applies to rerankers") as raised:
@@ -295,7 +266,7 @@ def test_responses_have_the_tokens_and_sums_of_each_score(client: TestClient) ->
         "documents": ["A dog ran.", "It rained."],
         "explain": {"method": "terms"},
     }
-    result = client.post("/score", json=body).json()
+    result = ask(client, "/score", **body)
     for score, explanation in zip(result["scores"], result["explanations"], strict=True):
         values = [term["value"] for term in explanation["terms"]]
         assert (len(values), sum(values) + explanation["other"]) == (10, pytest.approx(score))
@@ -304,16 +275,16 @@ def test_responses_have_the_tokens_and_sums_of_each_score(client: TestClient) ->
     special = [token for token in tokens if token["token"] in ("[CLS]", "[SEP]")]
     assert special
     assert {(token["start"], token["end"]) for token in special} == {(None, None)}
-    assert "explanations" not in client.post("/score", json={**body, "explain": False}).json()
+    assert "explanations" not in ask(client, "/score", **{**body, "explain": False})
 
 
 def test_embedding_model_reranks_by_cosine_with_explanations_of_the_best(
     client: TestClient,
 ) -> None:
     documents = ["A dog ran.", "It rained.", "A cat sat on the mat."]
-    scores = client.post("/score", json={"queries": "A cat", "documents": documents}).json()
+    scores = ask(client, "/score", queries="A cat", documents=documents)
     body = {"query": "A cat", "documents": documents, "top_n": 2, "explain": {"method": "terms"}}
-    response = client.post("/rerank", json=body)
+    response = post(client, "/rerank", **body)
     result = response.json()
     assert (result["kind"], len(result["results"]), len(result["tokens"])) == ("cosine", 2, 3)
     assert "explain;dur=" in response.headers["Server-Timing"]
@@ -327,7 +298,7 @@ def test_embedding_model_reranks_by_cosine_with_explanations_of_the_best(
 
 def test_reranker_refers_to_deletion(rerank_client: TestClient) -> None:
     body = {"query": "w5", "documents": ["w6", "w7"], "explain": {"method": "terms"}}
-    problem = rerank_client.post("/rerank", json=body).json()
+    problem = refused(rerank_client, "/rerank", **body)
     assert (problem["code"], problem["pointer"]) == ("wrong_model", "/explain")
     assert "it reads query and document at once; deletion explains it" in problem["detail"]
 
@@ -338,8 +309,8 @@ def test_explanations_of_too_many_tokens_are_refused(client: TestClient) -> None
         "documents": [f"{i} " + "cat " * 300 for i in range(80)],
         "explain": {"method": "terms"},
     }
-    problem = client.post("/score", json=body).json()
+    problem = refused(client, "/score", **body)
     assert (problem["code"], problem["pointer"]) == ("too_many_tokens", "/documents")
-    assert client.post("/score", json={**body, "explain": False}).status_code == 200
+    assert ask(client, "/score", **{**body, "explain": False})
     ranked = {"query": "a", "documents": body["documents"], "explain": body["explain"], "top_n": 3}
-    assert len(client.post("/rerank", json=ranked).json()["results"]) == 3
+    assert len(ask(client, "/rerank", **ranked)["results"]) == 3

@@ -18,7 +18,7 @@ from models.packing import pack
 from tests.eventually import eventually_async
 from tests.faulty_service import HANGS, IS_NAN, RAISES
 from tests.held_service import held
-from tests.serving import PATIENCE_S, lines_until, metrics, process
+from tests.serving import PATIENCE_S, held_process, metrics, url_of
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -119,14 +119,13 @@ def hold(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(small_artifact: Artifact, hold: Path) -> Iterator[tuple[str, int]]:
-    with process(
-        *("-m", "tests.held_service"),
-        ENGINE_HOLD=str(hold),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
+    with held_process(
+        small_artifact,
+        hold,
         VITRINE_BATCH__MAX_QUEUE_TOKENS=str(QUEUE_TOKENS),
         VITRINE_LIMITS__REQUEST_S="3600",
     ) as started:
-        yield lines_until(started, r"Serving .* on (http://\S+)")[1][1], started.pid
+        yield url_of(started), started.pid
 
 
 def resident_mb(pid: int) -> float:

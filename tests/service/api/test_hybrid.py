@@ -19,13 +19,11 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
-from service.app import create_app
 from service.bulk.job import encode_files
 from service.bulk.options import BulkOptions
-from service.settings import EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.models.checkpoints import save_bge_m3
-from tests.service.api.posting import ask
-from tests.serving import serving
+from tests.service.api.posting import ask, refused
+from tests.serving import served
 
 pytestmark = pytest.mark.slow
 
@@ -51,12 +49,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Artifact:
 
 @pytest.fixture(scope="module")
 def client(artifact: Artifact) -> Iterator[TestClient]:
-    settings = Settings(
-        model=ModelSettings(path=artifact.path),
-        engine=EngineSettings(threads=1),
-        limits=LimitSettings(max_token_vectors=200),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(artifact.path, limits={"max_token_vectors": 200}) as client:
         yield client
 
 
@@ -161,10 +154,8 @@ def test_fields_apply_to_the_outputs_that_have_them(client: TestClient) -> None:
 def test_invalid_request_is_refused(
     client: TestClient, body: Json, pointer: str | None, detail: str
 ) -> None:
-    response = client.post("/encode", json={"inputs": TEXTS, **body})
-    problem = response.json()
-    assert response.status_code in (400, 413, 422), problem
-    assert problem.get("pointer") == pointer
+    problem = refused(client, "/encode", **{"inputs": TEXTS, **body})
+    assert (problem["status"], problem.get("pointer")) == (422, pointer)
     assert detail in problem["detail"]
 
 

@@ -23,7 +23,7 @@ from service.inference.results.query_table import look_up, read_query_weights
 from service.inference.results.vectors import SparseVector
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import write_json
-from tests.service.api.posting import ask
+from tests.service.api.posting import ask, post, refused, stages
 from tests.serving import ready_model, values_of
 
 pytestmark = pytest.mark.slow
@@ -193,12 +193,11 @@ def test_durations_metrics_and_info(inference_free_client: TestClient) -> None:
     names = 'vitrine_inputs_total{outcome="done"}', "vitrine_batch_rows_sum"
     before = [count(name) for name in names]
     body: Json = {"inputs": TEXTS, "prompt_name": "query"}
-    response = inference_free_client.post("/encode", json=body)
+    durations = stages(post(inference_free_client, **body))
     after = [count(name) for name in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [len(TEXTS), 0]
-    stages = dict(part.split(";dur=") for part in response.headers["server-timing"].split(", "))
-    assert list(stages) == ["tokenize", "queue", "infer", "serialize"]
-    assert float(stages["queue"]) == 0
+    assert list(durations) == ["tokenize", "queue", "infer", "serialize"]
+    assert durations["queue"] == 0
     info = inference_free_client.get("/info").json()
     assert info["looked_up_prompts"] == ["query"]
     assert info["max_tokens_by_prompt"] == {"query": 16, "document": 24}
@@ -216,9 +215,8 @@ def test_durations_metrics_and_info(inference_free_client: TestClient) -> None:
 def test_invalid_queries_are_refused(
     inference_free_client: TestClient, fields: Json, pointer: str | None, code: str
 ) -> None:
-    response = inference_free_client.post("/encode", json={**fields, "prompt_name": "query"})
-    problem = response.json()
-    assert (response.status_code, problem["code"], problem.get("pointer")) == (422, code, pointer)
+    problem = refused(inference_free_client, "/encode", **fields, prompt_name="query")
+    assert (problem["status"], problem["code"], problem.get("pointer")) == (422, code, pointer)
 
 
 def test_query_without_tokens_has_no_weights(inference_free: Oracle) -> None:
@@ -332,13 +330,9 @@ def test_gradients_explain_documents_only(inference_free_client: TestClient) -> 
     model = ready_model(inference_free_client)
     target = {"type": "sparse", "token": "cat"}
     text = {"text": "the cat", "prompt_name": "query"}
-    response = inference_free_client.post("/debug/attribute", json={"text": text, "target": target})
-    problem = response.json()
-    assert (response.status_code, problem["code"], problem["pointer"]) == (
-        422,
-        "no_gradient",
-        "/text",
-    )
+    problem = refused(inference_free_client, "/debug/attribute", text=text, target=target)
+    expected = (422, "no_gradient", "/text")
+    assert (problem["status"], problem["code"], problem["pointer"]) == expected
     assert "without the network; choose another prompt_name" in problem["detail"]
     (weights,) = ask(
         inference_free_client, "/encode", inputs=["the cat sat"], prompt_name="document"

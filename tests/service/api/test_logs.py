@@ -3,28 +3,21 @@
 import json
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 
 import pytest
-from pydantic import SecretStr
 from starlette.testclient import TestClient
 
-from service.app import create_app
-from service.settings import ApiKey, AuthSettings, Settings
-from tests.serving import serving
+from models.artifact import Artifact
+from tests.serving import served
 
 KEY = "a-key-of-some-length"
 CANARY = "canary-text"
 
 
-def logged_client(settings: Settings, **server: object) -> TestClient:
-    keys = (ApiKey(name="the app", key=SecretStr(KEY)),)
-    changes = {
-        "auth": AuthSettings(keys=keys),
-        "server": settings.server.model_copy(
-            update={"access_log": True, "slow_s": 3600.0, **server}
-        ),
-    }
-    return serving(create_app(settings.model_copy(update=changes)))  # type: ignore[return-value]
+def logged_client(artifact: Artifact, slow_s: float) -> AbstractContextManager[TestClient]:
+    auth = {"keys": [{"name": "the app", "key": KEY}]}
+    return served(artifact.path, auth=auth, server={"access_log": True, "slow_s": slow_s})
 
 
 def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
@@ -32,10 +25,10 @@ def lines_of(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 
 def test_access_log_has_the_key_name_and_error_code_of_each_request(
-    settings: Settings, caplog: pytest.LogCaptureFixture
+    small_artifact: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    with logged_client(settings) as client:
+    with logged_client(small_artifact, slow_s=3600.0) as client:
         headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "an-id"}
         caplog.clear()
         for body in ({"inputs": CANARY}, {"inputs": ["", CANARY]}, {CANARY: CANARY}):
@@ -64,10 +57,10 @@ def test_access_log_has_the_key_name_and_error_code_of_each_request(
 
 
 def test_access_log_marks_slow_requests(
-    settings: Settings, caplog: pytest.LogCaptureFixture
+    small_artifact: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    with logged_client(settings, slow_s=1e-9) as client:
+    with logged_client(small_artifact, slow_s=1e-9) as client:
         caplog.clear()
         client.get("/healthz")
     assert [line["slow"] for line in lines_of(caplog)] == [True]

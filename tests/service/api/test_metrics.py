@@ -1,7 +1,6 @@
 """Metrics: every input received has one outcome."""
 
 import re
-import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,8 @@ from service.debug.pipeline.messages import JOB_KINDS
 from service.inference.results.metrics import ModelMetrics
 from tests.eventually import eventually
 from tests.held_service import held
-from tests.serving import PATIENCE_S, lines_until, metrics, process, values_of
+from tests.service.api.raw_http import post
+from tests.serving import PATIENCE_S, connect, held_process, metrics, url_of, values_of
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -34,14 +34,9 @@ def hold(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url(artifact: Artifact, hold: Path) -> Iterator[str]:
-    with process(
-        *("-m", "tests.held_service"),
-        ENGINE_HOLD=str(hold),
-        VITRINE_MODEL__PATH=str(artifact.path),
-        VITRINE_BATCH__MAX_QUEUE_TOKENS="5000",
-        VITRINE_DEBUG__ENABLED="true",
-    ) as started:
-        yield lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+    settings = {"VITRINE_BATCH__MAX_QUEUE_TOKENS": "5000", "VITRINE_DEBUG__ENABLED": "true"}
+    with held_process(artifact, hold, **settings) as started:
+        yield url_of(started)
 
 
 def outcomes(url: str) -> dict[str, float]:
@@ -53,7 +48,7 @@ def outcomes(url: str) -> dict[str, float]:
 
 
 def test_every_received_input_has_one_outcome(url: str, hold: Path) -> None:
-    def post(count: int, tokens: int, timeout_ms: int | None = None) -> int:
+    def encode(count: int, tokens: int, timeout_ms: int | None = None) -> int:
         inputs = [[1000 + i % 20_000] * tokens for i in range(count)]
         headers = {} if timeout_ms is None else {"X-Request-Timeout-Ms": str(timeout_ms)}
         response = httpx2.post(
@@ -62,30 +57,27 @@ def test_every_received_input_has_one_outcome(url: str, hold: Path) -> None:
         return response.status_code
 
     # Measures the throughput: 0.1 ms per token, so that 800 tokens do not fit into 1 ms below.
-    assert post(5, 3) == 200
+    assert encode(5, 3) == 200
     body = {"inputs": ["a", ""]}
     assert httpx2.post(f"{url}/encode", json=body, timeout=PATIENCE_S).status_code == 422
     with ThreadPoolExecutor(2) as clients:
         with held(hold):
-            small = clients.submit(post, 16, 250)
+            small = clients.submit(encode, 16, 250)
             eventually(lambda: metrics(url)["vitrine_queue_tokens"])
-            assert post(8, 100, timeout_ms=1) == 429
-            content = b'{"inputs": [[1000, 1001], [1002]]}'
-            head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            address = httpx2.URL(url)
-            with socket.create_connection((address.host, address.port or 80)) as leaving:
-                leaving.sendall(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+            assert encode(8, 100, timeout_ms=1) == 429
+            with connect(url) as leaving:
+                leaving.sendall(post(body=b'{"inputs": [[1000, 1001], [1002]]}'))
             eventually(lambda: outcomes(url)["cancelled"] == 2)
         assert small.result() == 200
         with held(hold):
             # More tokens than the queue may have, which an empty queue accepts.
-            large = clients.submit(post, 100, 250)
+            large = clients.submit(encode, 100, 250)
             eventually(lambda: metrics(url)["vitrine_queue_tokens"] >= 5_000)
-            assert post(7, 3) == 429
+            assert encode(7, 3) == 429
             assert metrics(url)["vitrine_oldest_queued_request_age_seconds"] >= 0
         assert large.result() == 200
         with held(hold):
-            assert post(8, 250, timeout_ms=1) == 504
+            assert encode(8, 250, timeout_ms=1) == 504
     expected = {"done": 5 + 16 + 100, "refused": 2 + 8 + 7, "late": 8, "cancelled": 2, "failed": 0}
     assert outcomes(url) == expected
     values = metrics(url)

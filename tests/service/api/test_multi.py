@@ -6,8 +6,8 @@ import json
 import shutil
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +25,7 @@ from service.inference.results import token_pooling
 from service.inference.results import vectors as vector_results
 from service.serve_command import example_request
 from tests.service.api.conftest import client_of
-from tests.service.api.posting import ask
+from tests.service.api.posting import ask, refused, wrong_model
 
 pytestmark = pytest.mark.slow
 
@@ -64,9 +64,11 @@ def test_lengths_of_queries_and_documents(multi_client: TestClient) -> None:
     assert list(map(len, documents["ids"])) == [6, 5, 18]
 
 
-def save_pooled(artifact: Artifact, folder: Path) -> Artifact:
-    """Copy an artifact, with pooling of the documents' tokens."""
-    shutil.copytree(artifact.path, folder)
+@pytest.fixture(scope="module")
+def pooling(multi_encoder: Multi, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
+    """A copy of the artifact, with pooling of the documents' tokens."""
+    folder = tmp_path_factory.mktemp("pooling") / "artifact"
+    shutil.copytree(multi_encoder[1].path, folder)
     manifest = json.loads((folder / "manifest.json").read_text())
     manifest["token_rules"]["document"] |= {
         "pool_factor": 2.0,
@@ -77,19 +79,21 @@ def save_pooled(artifact: Artifact, folder: Path) -> Artifact:
     return Artifact.load(folder)
 
 
+@pytest.fixture(scope="module")
+def pooling_client(pooling: Artifact) -> Iterator[TestClient]:
+    yield from client_of(pooling)
+
+
 def test_pooled_documents_name_the_vector_of_each_token(
-    multi_client: TestClient, multi_encoder: Multi, tmp_path: Path
+    multi_client: TestClient, pooling_client: TestClient
 ) -> None:
-    artifact = save_pooled(multi_encoder[1], tmp_path / "pooled")
     whole = ask(multi_client, "/encode", inputs=TEXTS, prompt_name="document")
     assert "clusters" not in whole
     expected = HierarchicalTokenPooling(2.0).pool(list(map(torch.tensor, whole["embeddings"])))
-    for client in client_of(artifact):
-        pooled = ask(client, "/encode", inputs=TEXTS, prompt_name="document")
-        assert "clusters" not in ask(client, "/encode", inputs=TEXTS, prompt_name="query")
-        body = {"inputs": TEXTS, "prompt_name": "document", "output": ["multi"]}
-        listed = ask(client, "/encode", **body)["outputs"]["multi"]
-        refused = client.post("/debug/parity", json={})
+    pooled = ask(pooling_client, "/encode", inputs=TEXTS, prompt_name="document")
+    assert "clusters" not in ask(pooling_client, "/encode", inputs=TEXTS, prompt_name="query")
+    body = {"inputs": TEXTS, "prompt_name": "document", "output": ["multi"]}
+    listed = ask(pooling_client, "/encode", **body)["outputs"]["multi"]
     assert listed["clusters"] == pooled["clusters"]
     assert (pooled["ids"], pooled["offsets"]) == (whole["ids"], whole["offsets"])
     for vectors, clusters, ids, own in zip(
@@ -97,46 +101,41 @@ def test_pooled_documents_name_the_vector_of_each_token(
     ):
         np.testing.assert_allclose(vectors, own.numpy(), rtol=0, atol=1e-5)
         assert (len(clusters), {*clusters}) == (len(ids), {*range(len(vectors))})
-    assert refused.json()["code"] == "wrong_model"
-    assert "pools the vectors of tokens" in refused.json()["detail"]
+    assert "pools the vectors of tokens" in wrong_model(pooling_client, "/debug/parity")
 
 
 def test_example_at_startup_ranks_with_pooled_documents(
-    multi_encoder: Multi, tmp_path: Path
+    pooling: Artifact, pooling_client: TestClient
 ) -> None:
-    artifact = save_pooled(multi_encoder[1], tmp_path / "pooled")
-    path, body = example_request(artifact.manifest)
+    path, body = example_request(pooling.manifest)
     assert path == "/rerank"
-    for client in client_of(artifact):
-        assert len(ask(client, path, **body)["results"]) == 2
+    assert len(ask(pooling_client, path, **body)["results"]) == 2
 
 
 def test_text_with_too_many_vectors_to_pool_is_named(
-    multi_encoder: Multi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pooling_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = ["a cat", "a cat", "the cat sat on a mat. " * 3, "rain"]
     pairs = {"queries": "cat", "documents": documents}
     chunked: Json = {"query": "cat", "documents": ["! " * 40, documents[2]]}
     chunked["chunking"] = {"strategy": "sentences", "size": 9}
-    for client in client_of(save_pooled(multi_encoder[1], tmp_path / "pooled")):
-        monkeypatch.setattr(token_pooling, "MAX_POOLED", 7)
-        for path, body, pointer in (
-            ("/encode", {"inputs": documents, "prompt_name": "document"}, "/inputs/2"),
-            ("/score", pairs, "/documents/2"),
-            ("/score", {**pairs, "queries": ["cat", "dog", "cat", "cat"]}, "/documents/2"),
-            ("/rerank", {"query": "cat", "documents": documents}, "/documents/2"),
-            ("/rerank", chunked, "/documents/1"),
-        ):
-            problem = client.post(path, json=body).json()
-            actual = problem["code"], problem["index"], problem["pointer"]
-            assert actual == ("too_many_tokens", int(pointer[-1]), pointer), (path, problem)
-            assert "at most 7 can be pooled" in problem["detail"]
+    monkeypatch.setattr(token_pooling, "MAX_POOLED", 7)
+    for path, body, pointer in (
+        ("/encode", {"inputs": documents, "prompt_name": "document"}, "/inputs/2"),
+        ("/score", pairs, "/documents/2"),
+        ("/score", {**pairs, "queries": ["cat", "dog", "cat", "cat"]}, "/documents/2"),
+        ("/rerank", {"query": "cat", "documents": documents}, "/documents/2"),
+        ("/rerank", chunked, "/documents/1"),
+    ):
+        problem = refused(pooling_client, path, **body)
+        actual = problem["code"], problem["index"], problem["pointer"]
+        assert actual == ("too_many_tokens", int(pointer[-1]), pointer), (path, problem)
+        assert "at most 7 can be pooled" in problem["detail"]
 
 
 def test_pooling_leaves_the_threads_of_other_requests(
-    multi_encoder: Multi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pooling: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    artifact = save_pooled(multi_encoder[1], tmp_path / "pooled")
     has_begun, may_end = threading.Event(), threading.Event()
 
     def pool(*args: Any) -> Any:  # noqa: ANN401
@@ -149,7 +148,7 @@ def test_pooling_leaves_the_threads_of_other_requests(
     async def run() -> None:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(2))
-        async with await vitrine.open_model(artifact.path) as model:
+        async with await vitrine.open_model(pooling.path) as model:
             chunking = vitrine.Chunking()
             calls = [
                 asyncio.ensure_future(model.encode_multi(TEXTS, prompt_name="document")),
@@ -168,9 +167,8 @@ def test_pooling_leaves_the_threads_of_other_requests(
 
 
 def test_deadline_ends_pooling_between_texts(
-    multi_encoder: Multi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pooling: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    artifact = save_pooled(multi_encoder[1], tmp_path / "pooled")
     now = time.monotonic()
     pooled = 0
 
@@ -182,7 +180,7 @@ def test_deadline_ends_pooling_between_texts(
 
     monkeypatch.setattr(vector_results, "pool_vectors", pool)
     monkeypatch.setattr(call_options, "time", SimpleNamespace(monotonic=lambda: now))
-    with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=1)) as model:
+    with vitrine.SyncModel(pooling.path, vitrine.ModelOptions(threads=1)) as model:
         with pytest.raises(vitrine.DeadlineExceeded, match="deadline of 999 s exceeded"):
             model.encode_multi(TEXTS, prompt_name="document", timeout_s=999)
         assert pooled == 1
@@ -230,9 +228,8 @@ def test_scores_have_no_limit_of_token_vectors(
 ) -> None:
     model = multi_client.app.state.vitrine.registry.current()  # type: ignore[attr-defined]
     monkeypatch.setitem(model.__dict__, "max_token_vectors", 20)
-    response = multi_client.post("/encode", json={"inputs": TEXTS})
-    problem = response.json()
-    assert (response.status_code, problem["code"]) == (422, "too_many_tokens")
+    problem = refused(multi_client, "/encode", inputs=TEXTS)
+    assert (problem["status"], problem["code"]) == (422, "too_many_tokens")
     ask(multi_client, "/score", queries=QUERIES, documents=TEXTS)
 
 
@@ -260,9 +257,9 @@ def test_scores_have_no_limit_of_token_vectors(
 def test_invalid_requests_are_refused(
     multi_client: TestClient, body: Json, pointer: str | None, message: str
 ) -> None:
-    response = multi_client.post("/encode", json=body)
-    assert (response.status_code, response.json().get("pointer")) == (422, pointer)
-    assert message in response.json()["detail"]
+    problem = refused(multi_client, "/encode", **body)
+    assert (problem["status"], problem.get("pointer")) == (422, pointer)
+    assert message in problem["detail"]
 
 
 @pytest.mark.parametrize(
@@ -287,9 +284,8 @@ def test_routes_of_other_models_refuse(
 
 
 def test_other_models_refuse_multi_vectors(client: TestClient) -> None:
-    response = client.post("/encode", json={"inputs": "cat", "output": "multi"})
-    assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
-    assert "cannot encode texts into multi-vectors" in response.json()["detail"]
+    detail = wrong_model(client, "/encode", inputs="cat", output="multi")
+    assert "cannot encode texts into multi-vectors" in detail
 
 
 def test_info_has_the_lengths_of_queries_and_documents(multi_client: TestClient) -> None:

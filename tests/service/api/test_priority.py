@@ -4,13 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from service.app import create_app
-from service.settings import ApiKey, AuthSettings, EngineSettings, ModelSettings, Scope, Settings
-from tests.serving import ready_model, serving
+from service.settings import Scope
+from tests.serving import ready_model, served
 
 KEYS: dict[str, tuple[Scope, ...]] = {
     "encode-key-0123456789": ("encode",),
@@ -22,15 +20,8 @@ ENCODE, BULK, BOTH = KEYS
 
 @pytest.fixture(scope="module")
 def client(small_artifact: Artifact) -> Iterator[TestClient]:
-    keys = tuple(
-        ApiKey(name=key, key=SecretStr(key), scopes=scopes) for key, scopes in KEYS.items()
-    )
-    settings = Settings(
-        model=ModelSettings(path=small_artifact.path),
-        engine=EngineSettings(threads=1),
-        auth=AuthSettings(keys=keys),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    keys = [{"name": key, "key": key, "scopes": scopes} for key, scopes in KEYS.items()]
+    with served(small_artifact.path, auth={"keys": keys}) as client:
         yield client
 
 
@@ -54,18 +45,6 @@ def headers(key: str, priority: str | None) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/encode", {"inputs": "a text"}),
-        ("/score", {"queries": "a text", "documents": "a text"}),
-        ("/rerank", {"query": "a text", "documents": ["a text"]}),
-        ("/v1/embeddings", {"input": "a text", "model": "small"}),
-        ("/v1/rerank", {"query": "a text", "documents": ["a text"]}),
-        ("/vllm/score", {"queries": "a text", "documents": "a text"}),
-        ("/tei/embed", {"inputs": "a text"}),
-    ],
-)
-@pytest.mark.parametrize(
     ("key", "priority", "expected"),
     [
         (ENCODE, None, "interactive"),
@@ -78,17 +57,31 @@ def headers(key: str, priority: str | None) -> dict[str, str]:
     ],
 )
 def test_priority_is_that_of_the_header_or_the_key(
-    client: TestClient,
-    priorities: list[object],
-    path: str,
-    body: dict[str, Any],
-    key: str,
-    priority: str | None,
-    expected: str,
+    client: TestClient, priorities: list[object], key: str, priority: str | None, expected: str
 ) -> None:
-    response = client.post(path, json=body, headers=headers(key, priority))
+    response = client.post("/encode", json={"inputs": "a text"}, headers=headers(key, priority))
     assert response.status_code == 200, response.text
     assert set(priorities) == {expected}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/score", {"queries": "a text", "documents": "a text"}),
+        ("/rerank", {"query": "a text", "documents": ["a text"]}),
+        ("/v1/embeddings", {"input": "a text", "model": "small"}),
+        ("/v1/rerank", {"query": "a text", "documents": ["a text"]}),
+        ("/vllm/score", {"queries": "a text", "documents": "a text"}),
+        ("/tei/embed", {"inputs": "a text"}),
+    ],
+)
+def test_every_route_passes_the_priority_on(
+    client: TestClient, priorities: list[object], path: str, body: dict[str, Any]
+) -> None:
+    for key, priority in ((ENCODE, "bulk"), (BULK, None)):
+        response = client.post(path, json=body, headers=headers(key, priority))
+        assert response.status_code == 200, response.text
+    assert set(priorities) == {"bulk"}
 
 
 def test_key_for_bulk_requests_refuses_interactive_requests(client: TestClient) -> None:

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import socket
 import subprocess
 from pathlib import Path
 
@@ -13,10 +12,23 @@ from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from service.serve_command import example_request
-from service.settings import from_command_line
 from tests.eventually import eventually
 from tests.faulty_service import IS_STUCK, RAISES
-from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process, ready_model, rest
+from tests.service.api.conftest import Start
+from tests.service.api.raw_http import head, post
+from tests.serving import (
+    PATIENCE_S,
+    connect,
+    held_process,
+    lines_until,
+    metrics,
+    outcome,
+    process,
+    ready_model,
+    received,
+    rest,
+    url_of,
+)
 
 pytestmark = pytest.mark.slow  # starts processes
 
@@ -40,17 +52,17 @@ sys.exit(main())
 """
 
 
-def test_service_runs_where_torch_cannot_be_imported(small_artifact: Artifact) -> None:
-    with process("-c", WITHOUT_TORCH, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        response = httpx2.post(f"{match[1]}/encode", json={"inputs": "a text"}, timeout=PATIENCE_S)
+def test_service_runs_where_torch_cannot_be_imported(start: Start) -> None:
+    with start("-c", WITHOUT_TORCH) as started:
+        url = url_of(started)
+        response = httpx2.post(f"{url}/encode", json={"inputs": "a text"}, timeout=PATIENCE_S)
         assert response.status_code == 200
         assert len(response.json()["embeddings"][0]) == 32
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGUSR1])
 def test_signals_before_the_service_runs_do_not_end_it(
-    small_artifact: Artifact, number: signal.Signals
+    start: Start, number: signal.Signals
 ) -> None:
     code = f"""
 import os, signal, sys
@@ -63,13 +75,11 @@ def resolve(name):
 commands.resolve_name = resolve
 sys.exit(commands.serve())
 """
-    with process("-c", code, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+    with start("-c", code) as started:
         lines_until(started, "Serving")
 
 
-def test_model_may_be_loaded_before_the_name_of_the_host_is_looked_up(
-    small_artifact: Artifact,
-) -> None:
+def test_model_may_be_loaded_before_the_name_of_the_host_is_looked_up(start: Start) -> None:
     code = """
 import asyncio, sys
 from uvicorn.lifespan.on import LifespanOn
@@ -82,20 +92,21 @@ async def start_and_look_up(self):
 LifespanOn.startup = start_and_look_up
 sys.exit(main())
 """
-    with process("-c", code, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        assert httpx2.get(f"{match[1]}/readyz", timeout=PATIENCE_S).status_code == 200
+    with start("-c", code) as started:
+        url = url_of(started)
+        assert httpx2.get(f"{url}/readyz", timeout=PATIENCE_S).status_code == 200
 
 
-def test_startup_prints_urls_and_a_working_curl_command(small_artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+def test_startup_prints_urls_and_a_working_curl_command(start: Start) -> None:
+    with start() as started:
         lines, match = lines_until(started, r"Try: (curl .*)$")
         command = match[1].replace("curl ", "curl --silent --fail ")
         done = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
         assert len(json.loads(done.stdout)["embeddings"]) == 2
-        docs = re.search(r"Docs on (\S+)", "\n".join(lines))
-        assert docs is not None
-        assert httpx2.get(docs[1], timeout=PATIENCE_S).status_code == 200
+        pages = re.findall(r"(Docs|Page of explanations) on (\S+)", "\n".join(lines))
+        assert [name for name, _ in pages] == ["Docs", "Page of explanations"]
+        for _, url in pages:
+            assert httpx2.get(url, timeout=PATIENCE_S).status_code == 200
         assert not any("everybody has access" in line for line in lines)
 
 
@@ -121,20 +132,10 @@ def test_example_at_startup_fits_the_kind_of_model(
     assert field in answer.json()
 
 
-@pytest.mark.parametrize("is_enabled", [True, False])
-def test_startup_prints_the_url_of_the_page_if_it_is_enabled(
-    reranker: Artifact, is_enabled: bool
-) -> None:
-    settings = {
-        "VITRINE_MODEL__PATH": str(reranker.path),
-        "VITRINE_SERVER__PAGE": str(is_enabled),
-    }
-    with process(**settings) as started:
+def test_startup_prints_no_url_of_a_page_that_is_disabled(start: Start) -> None:
+    with start(VITRINE_SERVER__PAGE="false") as started:
         lines, _ = lines_until(started, "Try: curl ")
-        pages = re.findall(r"Page of explanations on (\S+)", "\n".join(lines))
-        assert len(pages) == is_enabled
-        for page in pages:
-            assert httpx2.get(page, timeout=PATIENCE_S).status_code == 200
+    assert not any("Page" in line for line in lines)
 
 
 def test_service_starts_without_docstrings(small_artifact: Artifact) -> None:
@@ -163,34 +164,21 @@ def test_example_at_startup_is_for_the_default_model(
     assert (response.status_code, response.json().get("model")) == (200, "b")
 
 
-def test_loaded_objects_are_excluded_from_garbage_collection(small_artifact: Artifact) -> None:
-    with process("-c", COUNTING, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
-        lines_until(started, "Serving")
+def test_loaded_objects_are_excluded_from_garbage_collection(start: Start) -> None:
+    with start("-c", COUNTING) as started:
+        url_of(started)
         started.send_signal(signal.SIGINT)
         tracked, frozen = map(int, rest(started)[1].split()[-2:])
         assert tracked < frozen / 10
 
 
-def test_debug_routes_on_a_public_address_require_keys(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104 - startup fails before the bind
-        VITRINE_DEBUG__ENABLED="true",
-    ) as started:
-        status, errors = outcome(started)
-        assert status == 2
-        assert "set API keys, or set debug.enabled to false" in errors
-
-
-def test_disconnect_within_a_body_is_not_logged_as_an_error(small_artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        url = httpx2.URL(match[1])
-        head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        with socket.create_connection((url.host, url.port or 80)) as connection:
-            connection.sendall(f'{head}Content-Length: 100\r\n\r\n{{"inputs"'.encode())
+def test_disconnect_within_a_body_is_not_logged_as_an_error(start: Start) -> None:
+    with start() as started:
+        url = url_of(started)
+        with connect(url) as connection:
+            connection.sendall(head(length=100) + b'{"inputs"')
         disconnected = 'vitrine_requests_total{route="/encode",status="disconnected"}'
-        eventually(lambda: metrics(match[1]).get(disconnected) == 1)
+        eventually(lambda: metrics(url).get(disconnected) == 1)
         started.send_signal(signal.SIGINT)
         assert outcome(started)[0] == 0
 
@@ -198,14 +186,9 @@ def test_disconnect_within_a_body_is_not_logged_as_an_error(small_artifact: Arti
 def test_stuck_engine_fails_its_requests_and_ends_the_process(
     small_artifact: Artifact, tmp_path: Path
 ) -> None:
-    with process(
-        *("-m", "tests.held_service"),
-        ENGINE_HOLD=str(tmp_path / "hold"),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_ENGINE__TIMEOUT_S="0.5",
-    ) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        with httpx2.Client(base_url=match[1], timeout=PATIENCE_S) as client:
+    settings = {"VITRINE_ENGINE__TIMEOUT_S": "0.5"}
+    with held_process(small_artifact, tmp_path / "hold", **settings) as started:
+        with httpx2.Client(base_url=url_of(started), timeout=PATIENCE_S) as client:
             assert client.post("/encode", json={"inputs": [[5]]}).status_code == 200
             response = client.post("/encode", json={"inputs": [[IS_STUCK]]})
         assert (response.status_code, response.json()["code"]) == (503, "not_ready")
@@ -214,9 +197,8 @@ def test_stuck_engine_fails_its_requests_and_ends_the_process(
     assert "the engine has stopped: a batch did not return within 0.5 s" in errors
 
 
-def test_public_address_without_keys_logs_a_warning(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
+def test_public_address_without_keys_logs_a_warning(start: Start) -> None:
+    with start(
         VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104
     ) as started:
         lines, _ = lines_until(started, r"Serving ")
@@ -224,12 +206,11 @@ def test_public_address_without_keys_logs_a_warning(small_artifact: Artifact) ->
 
 
 def test_public_address_with_keys_logs_no_warning_and_a_curl_command_with_a_key(
-    small_artifact: Artifact,
+    start: Start,
 ) -> None:
     key = "a-key-of-some-length"
     keys = json.dumps([{"name": "app", "key": key}])
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
+    with start(
         VITRINE_SERVER__HOST="0.0.0.0",  # noqa: S104
         VITRINE_AUTH__KEYS=keys,
     ) as started:
@@ -237,30 +218,6 @@ def test_public_address_with_keys_logs_no_warning_and_a_curl_command_with_a_key(
         assert not any("everybody has access" in line for line in lines)
         assert "'Authorization: Bearer KEY'" in match[1]
         assert not any(key in line for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("environment", "message"),
-    [
-        ({"VITRINE_SERVER__PORT": "http"}, "server.port: Input should be a valid integer"),
-        ({"VITRINE_SERVER__PROT": "1"}, "VITRINE_SERVER__PROT is not a setting"),
-        ({"VITRINE_MODEL_PATH": "x"}, "not a setting; did you mean VITRINE_MODEL__PATH?"),
-        ({"VITRINE_ENGIN__NAME": "x"}, "VITRINE_ENGIN__NAME is not a setting"),
-        ({"VITRINE_ENGINE__PRECISION": "int4"}, "engine.precision: Input should be 'float32'"),
-        ({"VITRINE_AUTH__KEYS_FILE": "/nowhere"}, "/nowhere cannot be read: No such file or dir"),
-        ({"VITRINE_AUTH__KEYS": "[{"}, "auth.keys: invalid JSON"),
-        ({"VITRINE_MODEL__PATH": "/nowhere"}, "the folder /nowhere does not exist"),
-        ({"VITRINE_MODEL": "x"}, "those of its group are VITRINE_MODEL__NAME"),
-    ],
-)
-def test_invalid_setting_is_named(
-    small_artifact: Artifact, environment: dict[str, str], message: str
-) -> None:
-    settings = {"VITRINE_MODEL__PATH": str(small_artifact.path), **environment}
-    with process(**settings) as started:
-        status, errors = outcome(started)
-    assert status == 2
-    assert message in errors
 
 
 # The variable of Compose, and those that Kubernetes sets for a service named vitrine.
@@ -283,106 +240,25 @@ def test_variables_of_compose_and_kubernetes_are_ignored(tmp_path: Path) -> None
     assert errors.count("is ignored") == 1
 
 
-def test_misspelt_option_is_named_with_a_similar_one() -> None:
-    with process("-m", "service", "--server.prot=9") as started:
-        status, errors = outcome(started)
-    assert status == 2
-    assert "unrecognized arguments: --server.prot=9; did you mean --server.port?" in errors
-    assert len(errors.splitlines()) == 1
-
-
-def test_command_line_options_override_the_environment(small_artifact: Artifact) -> None:
-    with process(
-        "-m", "service", "--model.path", "/elsewhere", VITRINE_MODEL__PATH=str(small_artifact.path)
-    ) as started:
-        status, errors = outcome(started)
-    assert status == 2
-    assert "the folder /elsewhere does not exist" in errors
-
-
-def test_escapes_of_json_are_read_in_options_and_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    aliases = ["\u03b1 \u03b2", 'quoted "name"', "back\\slash"]
-    served = json.dumps([{"path": "/model", "aliases": aliases}])
-    option = from_command_line([f"--models.served={served}"])
-    monkeypatch.setenv("VITRINE_MODELS__SERVED", served)
-    for settings in (option, from_command_line([])):
-        assert [*settings.models.served[0].aliases] == aliases
-
-
-def test_names_in_a_list_may_be_divided_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VITRINE_DEBUG__HOSTS", "a, b")
-    for options in (["--server.hosts", "a,b"], ["--server.hosts=a", "--server.hosts=b"]):
-        settings = from_command_line(options)
-        assert settings.server.hosts == settings.debug.hosts == ("a", "b")
-    for value in ("[::1]", "[2001:DB8::1]:80, a", '["[::1]"]'):
-        (first, *_) = from_command_line(["--server.hosts", value]).server.hosts
-        assert first in ("[::1]", "[2001:db8::1]:80")
-
-
-def test_model_of_the_command_line_overrides_the_environment(small_artifact: Artifact) -> None:
-    with process(
-        "-m", "service", "/elsewhere", VITRINE_MODEL__PATH=str(small_artifact.path)
-    ) as started:
-        status, errors = outcome(started)
-    assert status == 2
-    assert "the folder /elsewhere does not exist" in errors
-
-
-def test_model_beside_several_is_refused(small_artifact: Artifact) -> None:
-    folder = str(small_artifact.path.parent)
-    with process(
-        "-m", "service", str(small_artifact.path), VITRINE_MODELS__FOLDER=folder
-    ) as started:
-        status, errors = outcome(started)
-    assert status == 2
-    assert "MODEL and the settings models.folder and models.served are exclusive" in errors
-
-
-def test_damaged_artifact_is_refused_with_the_name_of_the_file(
-    small_artifact: Artifact, tmp_path: Path
-) -> None:
-    for file in small_artifact.path.rglob("*"):
-        copy = tmp_path / file.relative_to(small_artifact.path)
-        copy.mkdir() if file.is_dir() else copy.write_bytes(file.read_bytes())
-    content = bytearray((tmp_path / "model.weights").read_bytes())
-    content[2_000_000] ^= 4
-    (tmp_path / "model.weights").write_bytes(content)
-    with process(VITRINE_MODEL__PATH=str(tmp_path)) as started:
-        status, errors = outcome(started)
-    assert status == 1
-    assert "model.weights" in errors
-    assert "is not the exported file" in errors
-
-
-def test_body_timeout_returns_408_and_closes_the_connection(
-    small_artifact: Artifact,
-) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_LIMITS__BODY_S="0.3"
-    ) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        url = httpx2.URL(match[1])
-        head = "POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        address = (url.host, url.port or 80)
-        with socket.create_connection(address, timeout=PATIENCE_S) as connection:
-            connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
-            response = b"".join(iter(lambda: connection.recv(4096), b""))
+def test_body_timeout_returns_408_and_closes_the_connection(start: Start) -> None:
+    with start(VITRINE_LIMITS__BODY_S="0.3") as started:
+        url = url_of(started)
+        with connect(url) as connection:
+            connection.sendall(head(length=100) + b"{")
+            response = received(connection)
         assert response.startswith(b"HTTP/1.1 408 ")
         assert b"body_timeout" in response
         # In one segment: a client that pauses between head and body could reach the timeout.
-        with socket.create_connection(address, timeout=PATIENCE_S) as connection:
-            connection.sendall(f'{head}Content-Length: 15\r\n\r\n{{"inputs": "a"}}'.encode())
+        with connect(url) as connection:
+            connection.sendall(post())
             assert connection.recv(4096).startswith(b"HTTP/1.1 200 ")
 
 
-def test_json_logs_have_request_ids_and_no_content_of_requests(
-    small_artifact: Artifact,
-) -> None:
+def test_json_logs_have_request_ids_and_no_content_of_requests(start: Start) -> None:
     key, text = "canary-key-of-some-length", "canary-text"
-    with process(
+    with start(
         "-m",
         "tests.faulty_service",
-        VITRINE_MODEL__PATH=str(small_artifact.path),
         VITRINE_SERVER__LOG="json",
         VITRINE_AUTH__KEYS=json.dumps([{"name": "app", "key": key, "scopes": ["encode", "debug"]}]),
         VITRINE_DEBUG__ENABLED="true",

@@ -11,20 +11,16 @@ from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from models.quantization import DTYPES, OutputDtype, read_calibration
-from service.app import create_app
-from service.settings import EngineSettings, ModelSettings, Settings
-from tests.serving import ready_model, serving
+from tests.service.api.posting import ask, refused, wrong_model
+from tests.serving import ready_model
 
 TEXTS = ["The cat sat on the mat.", "A feline rested on the rug.", "It rained."]
 QUANTIZED = [dtype for dtype in DTYPES if dtype != "float32"]
 OCTETS = {"Accept": "application/octet-stream"}
 
 
-def encode(client: TestClient, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    response = client.post("/encode", json={"inputs": TEXTS, **fields})
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    return body
+def encode(client: TestClient, **fields: Any) -> Any:  # noqa: ANN401 - JSON
+    return ask(client, inputs=TEXTS, **fields)
 
 
 def expected_codes(client: TestClient, dtype: OutputDtype, **fields: int) -> np.ndarray[Any, Any]:
@@ -92,28 +88,25 @@ def test_vectors_that_cannot_be_quantized_are_refused(
     calibrated_client: TestClient, fields: dict[str, Any], code: str, detail: str
 ) -> None:
     body = {"inputs": TEXTS, "output_dtype": "int8", **fields}
-    problem = calibrated_client.post("/encode", json=body)
-    assert problem.status_code == 422
-    assert (problem.json()["code"], problem.json()["pointer"]) == (code, "/output_dtype")
-    assert detail in problem.json()["detail"]
+    problem = refused(calibrated_client, "/encode", **body)
+    assert (problem["status"], problem["code"]) == (422, code)
+    assert problem["pointer"] == "/output_dtype"
+    assert detail in problem["detail"]
 
 
 def test_uncalibrated_model_refuses_int8_with_the_remedy(client: TestClient) -> None:
-    problem = client.post("/encode", json={"inputs": TEXTS, "output_dtype": "int8"})
-    assert (problem.status_code, problem.json()["code"]) == (422, "not_calibrated")
-    assert "vitrine-export --calibrate" in problem.json()["detail"]
+    problem = refused(client, "/encode", inputs=TEXTS, output_dtype="int8")
+    assert (problem["status"], problem["code"]) == (422, "not_calibrated")
+    assert "vitrine-export --calibrate" in problem["detail"]
     assert len(encode(client, output_dtype="binary")["embeddings"][0]) == 4
 
 
-def test_model_with_other_outputs_refuses_a_dtype(reranker: Artifact) -> None:
-    settings = Settings(model=ModelSettings(path=reranker.path), engine=EngineSettings(threads=1))
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
-        problem = client.post("/encode", json={"inputs": TEXTS, "output_dtype": "binary"})
-        assert (problem.status_code, problem.json()["code"]) == (422, "wrong_model")
+def test_model_with_other_outputs_refuses_a_dtype(rerank_client: TestClient) -> None:
+    wrong_model(rerank_client, "/encode", inputs=TEXTS, output_dtype="binary")
 
 
-def test_info_has_the_calibration(
-    calibrated_client: TestClient, calibrated_artifact: Artifact
+def test_info_has_the_calibration_or_none(
+    calibrated_client: TestClient, calibrated_artifact: Artifact, client: TestClient
 ) -> None:
     calibration = read_calibration(calibrated_artifact)
     assert calibration is not None
@@ -123,9 +116,6 @@ def test_info_has_the_calibration(
         "evaluated_texts": 600,
         "recall_at_10": calibration.recall,
     }
-
-
-def test_info_of_an_uncalibrated_model_has_none(client: TestClient) -> None:
     assert client.get("/info").json()["calibration"] is None
 
 
@@ -151,7 +141,7 @@ def test_ranges_of_an_uncalibrated_model_are_an_error(client: TestClient) -> Non
 
 def test_vectors_of_chunks_have_the_requested_dtype(calibrated_client: TestClient) -> None:
     body = {"inputs": ["One cat. Two cats. Three cats."], "chunking": {"size": 4}}
-    floats = calibrated_client.post("/encode", json=body).json()["embeddings"]
-    codes = calibrated_client.post("/encode", json={**body, "output_dtype": "ubinary"}).json()
+    floats = ask(calibrated_client, **body)["embeddings"]
+    codes = ask(calibrated_client, **body, output_dtype="ubinary")
     expected = [np.packbits(np.array(own) > 0, axis=1).tolist() for own in floats]
     assert codes["embeddings"] == expected

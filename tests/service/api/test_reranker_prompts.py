@@ -17,7 +17,7 @@ from service.inference.errors import InvalidInput
 from tests.conftest import Export
 from tests.models.checkpoints import edit_json, save_classifier, save_tokenizer
 from tests.service.api.conftest import client_of
-from tests.service.api.posting import ask
+from tests.service.api.posting import ask, refused
 
 pytestmark = pytest.mark.slow
 
@@ -119,9 +119,8 @@ def test_unknown_prompts_are_refused(prompted_client: TestClient) -> None:
         "/score": {"queries": "w5", "documents": ["w6"]},
     }
     for path, body in bodies.items():
-        response = prompted_client.post(path, json={**body, "prompt_name": "other"})
-        problem = response.json()
-        assert (response.status_code, problem["code"]) == (422, "unknown_prompt")
+        problem = refused(prompted_client, path, **body, prompt_name="other")
+        assert (problem["status"], problem["code"]) == (422, "unknown_prompt")
         assert problem["pointer"] == "/prompt_name"
         assert "document, fact, query, search" in problem["detail"]
 

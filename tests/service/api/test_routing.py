@@ -57,16 +57,6 @@ def test_raw_routes_have_the_errors_and_metrics_of_other_routes(client: TestClie
     assert invalid_requests() == before + 1
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [("GET", "/encode", 405), ("POST", "/encode/", 404), ("POST", "/v1/nothing", 404)],
-)
-def test_paths_and_methods_beside_raw_routes_are_404_and_405(
-    client: TestClient, method: str, path: str, status: int
-) -> None:
-    assert client.request(method, path).status_code == status
-
-
 Connection = tuple[Request, Callable[[], None]]
 
 

@@ -12,7 +12,7 @@ import vitrine
 from models.artifact import Artifact
 from models.export.exporter import export
 from models.export.sources import resolve
-from tests.service.api.posting import ask
+from tests.service.api.posting import ask, refused, wrong_model
 
 pytestmark = pytest.mark.slow
 
@@ -49,22 +49,6 @@ def prompted(small_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     model.prompts = {"query": "question: ", "document": "text: ", "other": "other: "}
     model.save(str(folder / "model"))
     return folder / "model", export(resolve(str(folder / "model")), folder / "artifact")[0]
-
-
-def test_embedding_model_gives_cosines_with_the_prompts_of_queries_and_documents(
-    prompted: tuple[Path, Artifact],
-) -> None:
-    path, artifact = prompted
-    oracle = SentenceTransformer(str(path), device="cpu")
-    texts = ["A cat sat on the mat.", "Stocks fell.", "A feline rested."]
-    queries = oracle.encode_query(texts, normalize_embeddings=True)
-    documents = oracle.encode_document(texts[::-1], normalize_embeddings=True)
-    with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=2)) as model:
-        pairs = model.score(texts, texts[::-1])
-        one = model.score(texts[0], texts[::-1])
-    assert pairs.kind == "cosine"
-    np.testing.assert_allclose(pairs.scores, (queries * documents).sum(1), atol=1e-5)
-    np.testing.assert_allclose(one.scores, documents @ queries[0], atol=1e-5)
 
 
 def test_tokens_and_truncation_are_those_of_query_and_document(client: TestClient) -> None:
@@ -105,17 +89,15 @@ def test_invalid_requests_name_the_text(
     message: str,
 ) -> None:
     asked = rerank_client if kind == "cross_encoder" else client
-    response = asked.post("/score", json=body)
-    problem = response.json()
-    assert response.status_code == (413 if "the limit is" in message else 422)
+    problem = refused(asked, "/score", **body)
+    assert problem["status"] == (413 if "the limit is" in message else 422)
     assert (problem["pointer"], problem.get("index")) == (pointer, index)
     assert message in problem["detail"]
     assert ask(asked, "/score", queries="w5", documents="w6")["kind"] == kind
 
 
 def test_classifier_has_no_scores_of_pairs(classify_client: TestClient) -> None:
-    response = classify_client.post("/score", json={"queries": "a", "documents": "b"})
-    assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
+    wrong_model(classify_client, "/score", queries="a", documents="b")
 
 
 @pytest.mark.parametrize("chunking", [None, {"size": 8}])

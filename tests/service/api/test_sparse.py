@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 
 import vitrine
 from models.artifact import Artifact
-from tests.service.api.posting import ask
+from tests.service.api.posting import ask, refused, wrong_model
 
 pytestmark = pytest.mark.slow
 
@@ -110,18 +110,15 @@ def test_tei_gives_indices_and_values(sparse_client: TestClient, expected: Any, 
 def test_invalid_requests_are_refused(
     sparse_client: TestClient, body: Json, pointer: str | None, message: str
 ) -> None:
-    response = sparse_client.post("/encode", json=body)
-    assert (response.status_code, response.json().get("pointer")) == (422, pointer)
-    assert message in response.json()["detail"]
+    problem = refused(sparse_client, "/encode", **body)
+    assert (problem["status"], problem.get("pointer")) == (422, pointer)
+    assert message in problem["detail"]
 
 
 def test_other_models_and_routes_say_what_they_can_do(
     sparse_client: TestClient, client: TestClient
 ) -> None:
-    response = client.post("/encode", json={"inputs": "cat", "output": "sparse"})
-    assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
-    body = {"texts": ["w5"], "objective": {"type": "cosine"}}
-    response = sparse_client.post("/debug/flow", json=body)
-    assert (response.status_code, response.json()["code"]) == (422, "wrong_model")
+    wrong_model(client, "/encode", inputs="cat", output="sparse")
+    wrong_model(sparse_client, "/debug/flow", texts=["w5"], objective={"type": "cosine"})
     info = sparse_client.get("/info").json()
     assert (info["outputs"], info["dimensions"], info["pooling"]) == (["sparse"], None, [])

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
-import subprocess
 from pathlib import Path
 
 import httpx2
@@ -15,13 +13,21 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from tests.eventually import eventually, eventually_async
 from tests.held_service import held
-from tests.serving import PATIENCE_S, lines_until, metrics, outcome, process, rest
+from tests.service.api.conftest import Start
+from tests.service.api.raw_http import head
+from tests.serving import (
+    PATIENCE_S,
+    connect,
+    held_process,
+    lines_until,
+    metrics,
+    outcome,
+    received,
+    rest,
+    url_of,
+)
 
 pytestmark = pytest.mark.slow  # starts processes
-
-
-def url_of(started: subprocess.Popen[str]) -> str:
-    return lines_until(started, r"Serving .* on (http://\S+)")[1][1]
 
 
 def is_port_closed(url: str) -> bool:
@@ -32,10 +38,8 @@ def is_port_closed(url: str) -> bool:
     return False
 
 
-def test_service_is_unready_and_answers_during_the_drain_period(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_SERVER__DRAIN_S="3600"
-    ) as started:
+def test_service_is_unready_and_answers_during_the_drain_period(start: Start) -> None:
+    with start(VITRINE_SERVER__DRAIN_S="3600") as started:
         url = url_of(started)
         with httpx2.Client(base_url=url, timeout=PATIENCE_S) as client:
             ready = client.get("/readyz")
@@ -56,24 +60,16 @@ def test_service_is_unready_and_answers_during_the_drain_period(small_artifact: 
                 assert client.get(route).status_code == 200
 
 
-def test_port_closes_and_process_exits_after_the_drain_period(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_SERVER__DRAIN_S="0.5"
-    ) as started:
+def test_port_closes_and_process_exits_after_the_drain_period(start: Start) -> None:
+    with start(VITRINE_SERVER__DRAIN_S="0.5") as started:
         url = url_of(started)
         started.send_signal(signal.SIGTERM)
         assert outcome(started)[0] == 0
         assert is_port_closed(url)
 
 
-def test_end_without_requests_is_no_error_if_there_is_no_grace_period(
-    small_artifact: Artifact,
-) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_SERVER__DRAIN_S="0",
-        VITRINE_SERVER__GRACE_S="0",
-    ) as started:
+def test_end_without_requests_is_no_error_if_there_is_no_grace_period(start: Start) -> None:
+    with start(VITRINE_SERVER__DRAIN_S="0", VITRINE_SERVER__GRACE_S="0") as started:
         url_of(started)
         started.send_signal(signal.SIGTERM)
         status, errors = rest(started)
@@ -81,15 +77,11 @@ def test_end_without_requests_is_no_error_if_there_is_no_grace_period(
     assert "ERROR" not in errors
 
 
-def test_service_without_standard_input_stops_with_status_0(small_artifact: Artifact) -> None:
+def test_service_without_standard_input_stops_with_status_0(start: Start) -> None:
     code = (
         "import os, sys; os.close(0); os.execv(sys.executable, [sys.executable, '-m', 'service'])"
     )
-    with process(
-        *("-c", code),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_SERVER__DRAIN_S="0",
-    ) as started:
+    with start(*("-c", code), VITRINE_SERVER__DRAIN_S="0") as started:
         url_of(started)
         started.send_signal(signal.SIGTERM)
         assert outcome(started)[0] == 0
@@ -99,13 +91,8 @@ async def test_two_hundred_requests_in_flight_are_completed_at_shutdown(
     small_artifact: Artifact, client: TestClient, tmp_path: Path
 ) -> None:
     texts = [[f"request {i} text {k} " * 10 for k in range(2)] for i in range(200)]
-    with process(
-        *("-m", "tests.held_service"),
-        ENGINE_HOLD=str(tmp_path / "hold"),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_SERVER__DRAIN_S="0",
-        VITRINE_SERVER__GRACE_S="3600",
-    ) as started:
+    settings = {"VITRINE_SERVER__DRAIN_S": "0", "VITRINE_SERVER__GRACE_S": "3600"}
+    with held_process(small_artifact, tmp_path / "hold", **settings) as started:
         url = url_of(started)
         limits = httpx2.Limits(max_connections=200)
         async with httpx2.AsyncClient(limits=limits, timeout=240) as many:
@@ -127,32 +114,24 @@ async def test_two_hundred_requests_in_flight_are_completed_at_shutdown(
     np.testing.assert_allclose(actual.reshape(400, -1), expected, atol=1e-6)
 
 
-def test_incomplete_body_is_answered_503_after_the_grace_period(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_SERVER__DRAIN_S="0",
-        VITRINE_SERVER__GRACE_S="1",
-        VITRINE_LIMITS__BODY_S="3600",
+def test_incomplete_body_is_answered_503_after_the_grace_period(start: Start) -> None:
+    with start(
+        VITRINE_SERVER__DRAIN_S="0", VITRINE_SERVER__GRACE_S="1", VITRINE_LIMITS__BODY_S="3600"
     ) as started:
-        url = httpx2.URL(url_of(started))
-        head = b"POST /encode HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        address = (url.host, url.port or 80)
-        with socket.create_connection(address, timeout=PATIENCE_S) as connection:
-            connection.sendall(head + b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n")
+        with connect(url_of(started)) as connection:
+            connection.sendall(head(b"Expect: 100-continue\r\n", length=100))
             # Sent when the service begins to read the body.
             assert connection.recv(4096) == b"HTTP/1.1 100 Continue\r\n\r\n"
             connection.sendall(b"{")
             started.send_signal(signal.SIGTERM)
             assert outcome(started)[0] == 0
-            response = b"".join(iter(lambda: connection.recv(4096), b""))
+            response = received(connection)
         assert response.startswith(b"HTTP/1.1 503 ")
         assert b"the service is stopping" in response
 
 
-def test_second_signal_ends_the_process_immediately(small_artifact: Artifact) -> None:
-    with process(
-        VITRINE_MODEL__PATH=str(small_artifact.path), VITRINE_SERVER__DRAIN_S="3600"
-    ) as started:
+def test_second_signal_ends_the_process_immediately(start: Start) -> None:
+    with start(VITRINE_SERVER__DRAIN_S="3600") as started:
         url_of(started)
         started.send_signal(signal.SIGTERM)
         lines_until(started, "shutting down")
@@ -160,10 +139,8 @@ def test_second_signal_ends_the_process_immediately(small_artifact: Artifact) ->
         assert started.wait(timeout=PATIENCE_S) == 1
 
 
-def test_crash_of_a_library_leaves_the_running_functions_on_stderr(
-    small_artifact: Artifact,
-) -> None:
-    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+def test_crash_of_a_library_leaves_the_running_functions_on_stderr(start: Start) -> None:
+    with start() as started:
         url_of(started)
         started.send_signal(signal.SIGSEGV)
         status, errors = rest(started)
@@ -172,18 +149,9 @@ def test_crash_of_a_library_leaves_the_running_functions_on_stderr(
     assert "service/serve_command.py" in errors
 
 
-def test_sigint_exits_with_status_0_and_no_traceback(small_artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
-        lines_until(started, r"Try: ")
-        started.send_signal(signal.SIGINT)
-        assert outcome(started)[0] == 0
-
-
-def test_gradient_process_ends_when_the_service_is_killed(small_artifact: Artifact) -> None:
-    with process(
-        *("-m", "tests.service.debug.held_worker"),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        VITRINE_DEBUG__ENABLED="true",
+def test_gradient_process_ends_when_the_service_is_killed(start: Start) -> None:
+    with start(
+        *("-m", "tests.service.debug.held_worker"), VITRINE_DEBUG__ENABLED="true"
     ) as started:
         url = url_of(started)
         assert httpx2.get(f"{url}/debug/capabilities", timeout=240).status_code == 200

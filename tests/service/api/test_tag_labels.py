@@ -16,7 +16,7 @@ from models.artifact import Artifact
 from service.inference import call_options
 from service.inference.results import spans as span_results
 from tests.models.gliner import Gliner, entities, save_gliner
-from tests.service.api.posting import ask, wrong_model
+from tests.service.api.posting import ask, refused, wrong_model
 from tests.serving import ready_model
 
 pytestmark = pytest.mark.slow
@@ -155,9 +155,8 @@ def test_truncated_texts_are_marked_or_refused(entity_client: TestClient) -> Non
     result = ask(entity_client, "/tag", threshold=0, **body)
     assert result["truncated"] == [False, True]
     assert max(entity["end"] for entity in result["entities"][1]) == len("the cat " * 20) - 1
-    response = entity_client.post("/tag", json={**body, "on_overflow": "error"})
-    problem = response.json()
-    assert (response.status_code, problem["code"], problem["index"]) == (422, "too_long", 1)
+    problem = refused(entity_client, "/tag", **body, on_overflow="error")
+    assert (problem["status"], problem["code"], problem["index"]) == (422, "too_long", 1)
 
 
 @pytest.mark.parametrize(
@@ -186,18 +185,17 @@ def test_truncated_texts_are_marked_or_refused(entity_client: TestClient) -> Non
 def test_invalid_requests_name_the_item(
     changes: Json, index: int | None, pointer: str, message: str, entity_client: TestClient
 ) -> None:
-    response = entity_client.post("/tag", json={"inputs": "the cat", "labels": LABELS, **changes})
-    problem = response.json()
-    assert response.status_code in (413, 422)
+    problem = refused(entity_client, "/tag", **{"inputs": "the cat", "labels": LABELS, **changes})
+    assert problem["status"] == (413 if "the limit is" in message else 422)
     assert (problem.get("index"), problem.get("pointer")) == (index, pointer)
     assert message in problem["detail"]
 
 
 @pytest.mark.parametrize("option", [{"threshold": 0.4}, {"nested": True}, {"multi_label": True}])
 def test_options_of_labels_need_labels(option: Json, tag_client: TestClient) -> None:
-    response = tag_client.post("/tag", json={"inputs": "w5", **option})
+    problem = refused(tag_client, "/tag", inputs="w5", **option)
     (name,) = option
-    assert (response.status_code, response.json()["pointer"]) == (422, f"/{name}")
+    assert (problem["status"], problem["pointer"]) == (422, f"/{name}")
 
 
 def test_models_with_other_labels_refuse_labels(
@@ -217,9 +215,8 @@ def test_number_of_tokens_is_limited(
     entity_client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(ready_model(entity_client).__dict__, "max_token_vectors", 30)
-    body = {"inputs": ["the"] * 4, "labels": LABELS}
-    response = entity_client.post("/tag", json=body)
-    assert (response.status_code, response.json()["code"]) == (422, "too_many_tokens")
+    problem = refused(entity_client, "/tag", inputs=["the"] * 4, labels=LABELS)
+    assert (problem["status"], problem["code"]) == (422, "too_many_tokens")
 
 
 def test_number_of_entities_is_limited(
@@ -234,9 +231,9 @@ def test_number_of_entities_is_limited(
     monkeypatch.setitem(limits, "max_token_vectors", count)
     assert ask(entity_client, "/tag", **body) == result
     monkeypatch.setitem(limits, "max_token_vectors", count - 1)
-    response = entity_client.post("/tag", json=body)
-    assert (response.status_code, response.json()["code"]) == (422, "too_many_entities")
-    assert f"more than {count - 1} entities" in response.json()["detail"]
+    problem = refused(entity_client, "/tag", **body)
+    assert (problem["status"], problem["code"]) == (422, "too_many_entities")
+    assert f"more than {count - 1} entities" in problem["detail"]
 
 
 def test_deadline_ends_the_search_between_texts(

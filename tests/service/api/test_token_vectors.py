@@ -13,19 +13,15 @@ from transformers import AutoTokenizer
 
 from models.artifact import Artifact
 from models.engines import cosines
-from service.app import create_app
-from service.settings import EngineSettings, LimitSettings, ModelSettings, Settings
 from tests.sentences import mixed_texts
-from tests.serving import ready_model, serving
+from tests.service.api.posting import ask, refused
+from tests.serving import ready_model, served
 
 TEXTS = mixed_texts()[:40]
 
 
-def tokens_of(client: TestClient, inputs: object, **fields: object) -> dict[str, Any]:
-    response = client.post("/encode", json={"inputs": inputs, "output": "tokens", **fields})
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    return body
+def tokens_of(client: TestClient, inputs: object, **fields: object) -> Any:  # noqa: ANN401 - JSON
+    return ask(client, inputs=inputs, output="tokens", **fields)
 
 
 def test_token_vectors_match_sentence_transformers(
@@ -106,8 +102,8 @@ def test_concurrent_requests_for_pooled_and_token_vectors_match_single_ones(
 def test_fields_incompatible_with_token_vectors_return_422(
     client: TestClient, fields: dict[str, object], pointer: str
 ) -> None:
-    response = client.post("/encode", json={"inputs": "a", "output": "tokens", **fields})
-    assert (response.status_code, response.json()["pointer"]) == (422, pointer)
+    problem = refused(client, "/encode", **{"inputs": "a", "output": "tokens", **fields})
+    assert (problem["status"], problem["pointer"]) == (422, pointer)
 
 
 def test_token_outputs_are_tokenized_once(
@@ -130,14 +126,9 @@ def test_token_outputs_are_tokenized_once(
 
 
 def test_token_vectors_over_the_limit_return_422(small_artifact: Artifact) -> None:
-    settings = Settings(
-        model=ModelSettings(path=small_artifact.path),
-        engine=EngineSettings(threads=1),
-        limits=LimitSettings(max_token_vectors=10),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(small_artifact.path, limits={"max_token_vectors": 10}) as client:
         assert len(tokens_of(client, ["a b c", "d e f"])["embeddings"]) == 2
-        response = client.post("/encode", json={"inputs": ["a b c", "d e f g"], "output": "tokens"})
-        assert (response.status_code, response.json()["code"]) == (422, "too_many_tokens")
-        assert "have 11 tokens; the limit for results per token is 10" in response.json()["detail"]
+        problem = refused(client, "/encode", inputs=["a b c", "d e f g"], output="tokens")
+        assert (problem["status"], problem["code"]) == (422, "too_many_tokens")
+        assert "have 11 tokens; the limit for results per token is 10" in problem["detail"]
         assert client.post("/encode", json={"inputs": ["a b c", "d e f g"]}).status_code == 200

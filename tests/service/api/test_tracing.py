@@ -1,22 +1,15 @@
 """OpenTelemetry traces, as a receiver on this machine gets them."""
 
 import json
-import re
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
-from typing import Any
 
 import httpx2
-import numpy as np
 import pytest
-from opentelemetry.proto.common.v1.common_pb2 import ArrayValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
-from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as conventions
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 from starlette.types import Message, Receive, Scope, Send
@@ -24,28 +17,31 @@ from starlette.types import Message, Receive, Scope, Send
 from models.artifact import Artifact
 from models.engines import weight_bytes
 from service.api import tracing
-from service.api.embedding_attributes import embedding_attributes
-from service.api.schemas import VERSION, EncodeRequest
+from service.api.schemas import VERSION
 from service.app import create_app
 from service.inference.model.opening import ModelOptions, open_model
 from service.inference.results.batch_run import BatchItem, run_batch
-from service.inference.results.vectors import (
-    MultiEmbeddings,
-    SparseEmbeddings,
-    SparseVector,
-    Stages,
-)
 from service.inference.tokenizing.rows import Row
 from service.request_trace import RequestTrace
-from service.settings import CacheSettings, ModelsSettings, ServedModel, Settings, traces_endpoint
-from tests.eventually import HANG_S, eventually
+from service.settings import Settings, traces_endpoint
+from tests.eventually import HANG_S
 from tests.receiver import Receiver, attributes, receiving
-from tests.serving import PATIENCE_S, lines_until, outcome, process, rest, serving
+from tests.service.api.conftest import Start
+from tests.service.api.posting import stages
+from tests.service.api.raw_http import HOST, get, post
+from tests.serving import (
+    PATIENCE_S,
+    connect,
+    lines_until,
+    outcome,
+    received,
+    rest,
+    served,
+)
 
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
 STAGES = ["read", "tokenize", "queue", "batch", "serialize", "send"]
-WIDTH = 32
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
 
 
@@ -59,8 +55,8 @@ def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
 
 
 @pytest.fixture
-def client(settings: Settings, receiver: Receiver) -> Iterator[TestClient]:  # noqa: ARG001 - its variables
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+def client(small_artifact: Artifact, receiver: Receiver) -> Iterator[TestClient]:  # noqa: ARG001 - its variables
+    with served(small_artifact.path) as client:
         yield client
 
 
@@ -111,38 +107,32 @@ def test_stages_are_child_spans_that_add_up_to_the_request(
 def test_spans_of_the_stages_have_the_durations_of_server_timing(
     client: TestClient, receiver: Receiver
 ) -> None:
-    timing = client.post("/encode", json={"inputs": "a text"}).headers["Server-Timing"]
+    timing = stages(client.post("/encode", json={"inputs": "a text"}))
     [server] = receiver.wait()
     durations = {
         span.name: (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
         for span in receiver.children(server)
     }
-    stages = {name: float(ms) for name, ms in re.findall(r"(\w+);dur=([\d.]+)", timing)}
-    assert durations["queue"] == pytest.approx(stages["queue"], abs=0.001)
-    assert durations["batch"] == pytest.approx(stages["infer"], abs=0.001)
+    assert durations["queue"] == pytest.approx(timing["queue"], abs=0.001)
+    assert durations["batch"] == pytest.approx(timing["infer"], abs=0.001)
     # These begin at the end of the previous stage, a little earlier.
-    assert durations["tokenize"] >= stages["tokenize"] - 0.001
-    assert durations["serialize"] >= stages["serialize"] - 0.001
+    assert durations["tokenize"] >= timing["tokenize"] - 0.001
+    assert durations["serialize"] >= timing["serialize"] - 0.001
 
 
-def test_lookup_in_the_cache_is_a_stage(receiver: Receiver, settings: Settings) -> None:
-    cached = settings.model_copy(update={"cache": CacheSettings(max_bytes=2**20)})
-    with serving(create_app(cached, on_fatal=pytest.fail)) as client:
+def test_lookup_in_the_cache_is_a_stage(receiver: Receiver, small_artifact: Artifact) -> None:
+    with served(small_artifact.path, cache={"max_bytes": 2**20}) as client:
         client.post("/encode", json={"inputs": "a text"})
         [server] = receiver.wait()
     assert names(receiver.children(server)) == [*STAGES[:2], "cache", *STAGES[2:]]
 
 
 def test_wait_for_a_load_is_a_stage(
-    receiver: Receiver, settings: Settings, small_artifact: Artifact, other_artifact: Artifact
+    receiver: Receiver, small_artifact: Artifact, other_artifact: Artifact
 ) -> None:
-    served = (
-        ServedModel(name="cats", path=small_artifact.path),
-        ServedModel(name="dogs", path=other_artifact.path),
-    )
-    models = ModelsSettings(served=served, max_bytes=weight_bytes(small_artifact))
-    app = create_app(Settings(models=models, engine=settings.engine), on_fatal=pytest.fail)
-    with serving(app) as client:
+    paths = {"cats": small_artifact.path, "dogs": other_artifact.path}
+    two = [{"name": name, "path": path} for name, path in paths.items()]
+    with served(models={"served": two, "max_bytes": weight_bytes(small_artifact)}) as client:
         for _ in range(2):
             assert client.post("/encode", json={"inputs": "a", "model": "dogs"}).is_success
         first, second = receiver.wait(2)
@@ -150,13 +140,11 @@ def test_wait_for_a_load_is_a_stage(
     assert names(receiver.children(second)) == STAGES
 
 
-@pytest.mark.parametrize("method", ["terms", "deletion", "shapley"])
-def test_explanation_is_a_stage(client: TestClient, receiver: Receiver, method: str) -> None:
-    body = {"queries": "a cat", "documents": ["a dog"], "explain": {"method": method}}
-    response = client.post("/score", json=body)
-    assert response.status_code == 200, response.text
-    [server] = receiver.wait()
-    assert names(receiver.children(server)) == [*STAGES[:4], "explain", *STAGES[4:]]
+def test_explanation_is_a_stage(client: TestClient, receiver: Receiver) -> None:
+    for method in ("terms", "deletion", "shapley"):
+        body = {"queries": "a cat", "documents": ["a dog"], "explain": {"method": method}}
+        server = receiver.span_of(client.post("/score", json=body))
+        assert names(receiver.children(server)) == [*STAGES[:4], "explain", *STAGES[4:]]
 
 
 async def test_requests_of_a_batch_are_linked(small_artifact: Artifact) -> None:
@@ -200,9 +188,8 @@ def test_traceparent_is_continued(client: TestClient, receiver: Receiver) -> Non
     assert len(receiver.children(server)) == len(STAGES)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
+def test_malformed_traceparent_is_ignored(client: TestClient, receiver: Receiver) -> None:
+    for header in (
         "",
         "nonsense",
         f"00-{TRACE_ID}-{PARENT_ID}",
@@ -211,16 +198,12 @@ def test_traceparent_is_continued(client: TestClient, receiver: Receiver) -> Non
         f"00-{TRACE_ID}-{'0' * 16}-01",
         f"ff-{TRACE_ID}-{PARENT_ID}-01",
         f"00-{TRACE_ID}-{PARENT_ID}-01-more",
-    ],
-)
-def test_malformed_traceparent_is_ignored(
-    client: TestClient, receiver: Receiver, header: str
-) -> None:
-    response = client.post("/encode", json={"inputs": "a"}, headers={"traceparent": header})
-    assert response.status_code == 200
-    [server] = receiver.wait()
-    assert not server.parent_span_id
-    assert server.trace_id.hex() not in (TRACE_ID, "0" * 32)
+    ):
+        response = client.post("/encode", json={"inputs": "a"}, headers={"traceparent": header})
+        assert response.status_code == 200
+        server = receiver.span_of(response)
+        assert not server.parent_span_id, header
+        assert server.trace_id.hex() not in (TRACE_ID, "0" * 32), header
 
 
 def test_headers_that_cannot_be_read_are_not_logged(
@@ -246,10 +229,10 @@ def test_unsampled_requests_are_not_exported(client: TestClient, receiver: Recei
 
 
 def test_sampler_is_that_of_the_variable(
-    receiver: Receiver, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "parentbased_always_off")
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(small_artifact.path) as client:
         client.post("/encode", json={"inputs": "a"})
         client.post("/encode", json={"inputs": "a"}, headers={"traceparent": TRACEPARENT})
         receiver.wait()
@@ -257,11 +240,11 @@ def test_sampler_is_that_of_the_variable(
 
 
 def test_service_name_is_that_of_the_variable(
-    receiver: Receiver, settings: Settings, monkeypatch: pytest.MonkeyPatch
+    receiver: Receiver, small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "search")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test")
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(small_artifact.path) as client:
         client.get("/info")
         receiver.wait()
     resource = receiver.resources[0]
@@ -285,163 +268,6 @@ def test_errors_of_the_service_have_error_status_and_those_of_clients_do_not(
     assert names(receiver.children(failed)) == ["read"]
     assert refused.status.code == Status.STATUS_CODE_UNSET
     assert attributes(refused)["http.response.status_code"] == 415
-
-
-@pytest.fixture(scope="module")
-def opted_in(settings: Settings) -> Iterator[tuple[TestClient, Receiver]]:
-    """A client of an application whose spans have the attributes of the GenAI conventions."""
-    path = settings.model.path
-    served = (ServedModel(name="cats", path=path, aliases=("text-embedding-3-small",)),)
-    models = ModelsSettings(served=served, default="cats")
-    with receiving() as receiver:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.url)
-            patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "1")
-            patch.setenv("OTEL_SEMCONV_STABILITY_OPT_IN", "http, gen_ai_latest_experimental")
-            app = create_app(Settings(models=models, engine=settings.engine))
-        with serving(app) as client:
-            yield client, receiver
-
-
-def span_of(response: httpx2.Response, receiver: Receiver) -> Span:
-    """Return the server span of a response once it is exported."""
-
-    def own() -> list[Span]:
-        request_id = response.headers["X-Request-Id"]
-        return [
-            span
-            for span in receiver.servers()
-            if attributes(span)["vitrine.request_id"] == request_id
-        ]
-
-    eventually(own)
-    [span] = own()
-    return span
-
-
-def genai_attributes(span: Span) -> dict[str, object]:
-    """Return the attributes that are not those of HTTP; arrays as lists."""
-    found = {name: value for name, value in attributes(span).items() if name.startswith("gen_ai.")}
-    formats = found.get(conventions.GEN_AI_REQUEST_ENCODING_FORMATS)
-    if formats is not None:
-        assert isinstance(formats, ArrayValue)
-        found[conventions.GEN_AI_REQUEST_ENCODING_FORMATS] = [
-            value.string_value for value in formats.values
-        ]
-    return found
-
-
-TEXTS = ["a cat", "a dog and a cat", "a"]
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "model", "formats", "width", "tokens"),
-    [
-        ("/encode", {"inputs": TEXTS}, None, None, WIDTH, "tokens"),
-        (
-            "/encode",
-            {"inputs": TEXTS, "model": "cats", "dimensions": 8, "output_dtype": "ubinary"},
-            *("cats", ["ubinary"], 8, "tokens"),
-        ),
-        (
-            "/encode",
-            {"inputs": TEXTS, "output": "tokens", "encoding": "base64"},
-            *(None, ["base64"], WIDTH, "tokens"),
-        ),
-        ("/encode", {"inputs": TEXTS, "output": ["tokens", "pooled"]}, None, None, WIDTH, "tokens"),
-        (
-            "/encode",
-            {"inputs": TEXTS, "output": ["tokens", "pooled"], "dimensions": 8},
-            *(None, None, None, "tokens"),
-        ),
-        ("/encode", {"inputs": TEXTS, "chunking": {"size": 5}}, None, None, WIDTH, "tokens"),
-        (
-            "/v1/embeddings",
-            {"input": TEXTS, "model": "text-embedding-3-small", "encoding_format": "base64"},
-            *("text-embedding-3-small", ["base64"], WIDTH, "usage/total_tokens"),
-        ),
-        (
-            "/v2/embed",
-            {"texts": TEXTS, "model": "cats", "embedding_types": ["float", "ubinary"]},
-            *("cats", ["float", "ubinary"], WIDTH, "meta/billed_units/input_tokens"),
-        ),
-        ("/tei/embed", {"inputs": TEXTS}, None, None, WIDTH, "x-compute-tokens"),
-        ("/tei/cats/embed_all", {"inputs": TEXTS}, "cats", None, WIDTH, "x-compute-tokens"),
-    ],
-)
-def test_embedding_request_has_the_attributes_of_the_genai_conventions(
-    opted_in: tuple[TestClient, Receiver],
-    path: str,
-    body: dict[str, object],
-    model: str | None,
-    formats: list[str] | None,
-    width: int | None,
-    tokens: str,
-) -> None:
-    client, receiver = opted_in
-    response = client.post(path, json=body)
-    assert response.status_code == 200, response.text
-    count: Any = response.headers.get(tokens)
-    if count is None:  # a field of the body
-        count = reduce(lambda value, name: value[name], tokens.split("/"), response.json())
-    span = span_of(response, receiver)
-    assert attributes(span)["http.response.status_code"] == 200
-    expected = {
-        conventions.GEN_AI_OPERATION_NAME: "embeddings",
-        conventions.GEN_AI_PROVIDER_NAME: "vitrine",
-        conventions.GEN_AI_REQUEST_MODEL: model,
-        conventions.GEN_AI_REQUEST_ENCODING_FORMATS: formats,
-        conventions.GEN_AI_RESPONSE_MODEL: "cats",
-        conventions.GEN_AI_USAGE_INPUT_TOKENS: sum(count)
-        if isinstance(count, list)
-        else int(count),
-        conventions.GEN_AI_EMBEDDINGS_DIMENSION_COUNT: width,
-    }
-    present = {name: value for name, value in expected.items() if value is not None}
-    assert genai_attributes(span) == present
-
-
-ROWS = [Row([1, 2, 3], False, 0)]
-SPARSE = SparseEmbeddings(
-    [SparseVector(np.array([7]), np.ones(1, np.float32))], 512, ROWS, Stages({})
-)
-MULTI = MultiEmbeddings([np.zeros((2, 16), np.float32)], [np.arange(2)], None, ROWS, Stages({}))
-
-
-@pytest.mark.parametrize(("result", "width"), [(SPARSE, 512), (MULTI, 16)])
-def test_genai_attributes_have_the_width_of_sparse_and_multi_vectors(
-    result: object, width: int
-) -> None:
-    trace = RequestTrace({}, body=EncodeRequest(inputs="a"), model=(None, "cats"), result=result)
-    actual = embedding_attributes(trace)
-    assert actual[conventions.GEN_AI_EMBEDDINGS_DIMENSION_COUNT] == width
-    assert actual[conventions.GEN_AI_USAGE_INPUT_TOKENS] == 3
-
-
-def test_failed_embedding_request_has_the_attributes_known_before_the_failure(
-    opted_in: tuple[TestClient, Receiver],
-) -> None:
-    client, receiver = opted_in
-
-    def attributes_of(**body: object) -> dict[str, object]:
-        response = client.post("/encode", json={"model": "cats", **body})
-        assert response.is_client_error
-        return genai_attributes(span_of(response, receiver))
-
-    known = {"gen_ai.operation.name": "embeddings", "gen_ai.provider.name": "vitrine"}
-    assert attributes_of(inputs="") == {**known, "gen_ai.request.model": "cats"}
-    assert attributes_of(inputs="a", model="canary") == known  # clients choose unknown names
-    assert attributes_of(inputs={}) == {}
-
-
-def test_other_requests_have_no_attributes_of_the_genai_conventions(
-    opted_in: tuple[TestClient, Receiver],
-) -> None:
-    client, receiver = opted_in
-    score = client.post("/score", json={"queries": "a cat", "documents": ["a dog"]})
-    assert score.status_code == 200
-    for response in (score, client.get("/info")):
-        assert genai_attributes(span_of(response, receiver)) == {}
 
 
 @pytest.mark.parametrize(("status", "error_type"), [(200, "OSError"), (None, "disconnected")])
@@ -545,18 +371,9 @@ def test_shutdown_does_not_wait_for_an_unreachable_receiver(
 
 
 # A traced request, and one that is not traced and starts in the context of the former.
-PIPELINED = f"""\
-POST /encode HTTP/1.1\r
-Host: x\r
-Content-Type: application/json\r
-Content-Length: 15\r
-traceparent: {TRACEPARENT}\r
-\r
-{{"inputs": "a"}}GET /healthz HTTP/1.1\r
-Host: x\r
-Connection: close\r
-\r
-""".encode()
+PIPELINED = post(b"traceparent: %s\r\n" % TRACEPARENT.encode()) + get(
+    headers=HOST + b"Connection: close\r\n"
+)
 
 # Starts the service where a package of the extra is missing.
 WITHOUT_EXPORTER = """
@@ -578,8 +395,8 @@ sys.exit(main())
 
 
 @pytest.mark.slow
-def test_nothing_is_imported_for_traces_that_are_off(small_artifact: Artifact) -> None:
-    with process("-c", LISTING, VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
+def test_nothing_is_imported_for_traces_that_are_off(start: Start) -> None:
+    with start("-c", LISTING) as started:
         lines, match = lines_until(started, r"Serving .* on (http://\S+)")
         headers = {"traceparent": TRACEPARENT}
         body = {"inputs": "a text"}
@@ -593,13 +410,10 @@ def test_nothing_is_imported_for_traces_that_are_off(small_artifact: Artifact) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_log_lines_of_a_traced_request_have_its_ids(
-    small_artifact: Artifact, log_format: str
-) -> None:
+def test_log_lines_of_a_traced_request_have_its_ids(start: Start, log_format: str) -> None:
     with (
         receiving() as receiver,
-        process(
-            VITRINE_MODEL__PATH=str(small_artifact.path),
+        start(
             VITRINE_SERVER__LOG=log_format,
             VITRINE_SERVER__ACCESS_LOG="true",
             OTEL_EXPORTER_OTLP_ENDPOINT=receiver.url.replace("//", "//user:password@"),
@@ -608,10 +422,9 @@ def test_log_lines_of_a_traced_request_have_its_ids(
         lines, match = lines_until(started, r"Serving .* on (http://[^\s\"]+)")
         assert any(f"Exporting traces to {receiver.url}/v1/traces" in line for line in lines)
         assert "password" not in str(lines)
-        url = httpx2.URL(match[1])
-        with socket.create_connection((url.host, url.port or 80), timeout=PATIENCE_S) as connection:
+        with connect(match[1]) as connection:
             connection.sendall(PIPELINED)
-            responses = b"".join(iter(lambda: connection.recv(4096), b""))
+            responses = received(connection)
         assert responses.count(b"HTTP/1.1 200 ") == 2
         started.send_signal(signal.SIGINT)  # the last spans are exported at the end
         status, errors = rest(started)
@@ -628,11 +441,9 @@ def test_log_lines_of_a_traced_request_have_its_ids(
 
 
 @pytest.mark.slow
-def test_missing_extra_stops_the_start_and_is_named(small_artifact: Artifact) -> None:
-    with process(
-        *("-c", WITHOUT_EXPORTER),
-        VITRINE_MODEL__PATH=str(small_artifact.path),
-        OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:4318",
+def test_missing_extra_stops_the_start_and_is_named(start: Start) -> None:
+    with start(
+        *("-c", WITHOUT_EXPORTER), OTEL_EXPORTER_OTLP_ENDPOINT="http://127.0.0.1:4318"
     ) as started:
         status, errors = outcome(started)
     assert status == 2

@@ -20,7 +20,7 @@ from models.export.sources import CheckpointSource
 from tests.conftest import Export
 from tests.models.export.yes_no import INSTRUCTION, SUFFIX, published_logits, save_reranker
 from tests.service.api.conftest import client_of
-from tests.service.api.posting import ask
+from tests.service.api.posting import ask, refused
 
 pytestmark = pytest.mark.slow
 
@@ -243,9 +243,9 @@ def test_pair_cannot_lose_its_start(served: vitrine.SyncModel) -> None:
 
 
 def test_texts_alone_are_refused(yes_no_client: TestClient) -> None:
-    response = yes_no_client.post("/classify", json={"inputs": [[QUERY, "a"], "a"]})
-    assert (response.status_code, response.json()["index"]) == (422, 1)
-    assert "send them as a pair" in response.json()["detail"]
+    problem = refused(yes_no_client, "/classify", inputs=[[QUERY, "a"], "a"])
+    assert (problem["status"], problem["index"]) == (422, 1)
+    assert "send them as a pair" in problem["detail"]
     labels = ask(yes_no_client, "/classify", inputs=[[QUERY, "a"]])["labels"]
     assert labels[0][0]["label"] == "yes"
 
@@ -255,9 +255,7 @@ def test_models_without_a_template_take_no_instruction(
     kind: str, rerank_client: TestClient, client: TestClient
 ) -> None:
     own = rerank_client if kind == "reranker" else client
-    body: Json = {"query": "w5", "documents": ["w6"], "instruction": "a"}
-    response = own.post("/rerank", json=body)
-    problem = response.json()
+    problem = refused(own, "/rerank", query="w5", documents=["w6"], instruction="a")
     assert (problem["code"], problem["pointer"]) == ("wrong_model", "/instruction")
     assert "takes no instruction" in problem["detail"]
 

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from tests.serving import lines_until, process
+from tests.serving import process, url_of
 
 KEY = "a-key-that-encodes"
 
@@ -38,8 +38,7 @@ def entailment_url(entailment: Artifact) -> Iterator[str]:
 def _url_of(artifact: Artifact, **settings: str) -> Iterator[str]:
     settings["VITRINE_AUTH__KEYS"] = f'[{{"name": "tests", "key": "{KEY}", "scopes": ["encode"]}}]'
     with process(VITRINE_MODEL__PATH=str(artifact.path), **settings) as started:
-        _, match = lines_until(started, r"Serving .* on (http://\S+)")
-        yield match[1]
+        yield url_of(started)
 
 
 @pytest.fixture(scope="session")

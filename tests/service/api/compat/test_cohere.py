@@ -8,6 +8,7 @@ import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 from starlette.testclient import TestClient
 
+from tests.service.api.posting import ask
 from tests.serving import ready_model
 
 PATHS = ["/v1/embed", "/v2/embed"]
@@ -15,16 +16,12 @@ TEXTS = ["The cat sat on the mat.", "A feline rested on the rug."]
 DTYPES = ["int8", "uint8", "binary", "ubinary"]
 
 
-def embed(client: TestClient, path: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
-    response = client.post(path, json={"texts": TEXTS, **fields})
-    assert response.status_code == 200, response.text
-    body: dict[str, Any] = response.json()
-    return body
+def embed(client: TestClient, path: str, **fields: Any) -> Any:  # noqa: ANN401 - JSON
+    return ask(client, path, **{"texts": TEXTS, **fields})
 
 
 def vectors_of(client: TestClient, **fields: Any) -> np.ndarray[Any, Any]:  # noqa: ANN401 - JSON
-    body = client.post("/encode", json={"inputs": TEXTS, **fields}).json()
-    return np.array(body["embeddings"], np.float32)
+    return np.array(ask(client, inputs=TEXTS, **fields)["embeddings"], np.float32)
 
 
 @pytest.mark.parametrize("path", PATHS)

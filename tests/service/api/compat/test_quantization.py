@@ -10,16 +10,16 @@ from sentence_transformers.util.quantization import quantize_embeddings
 from starlette.testclient import TestClient
 
 from models.quantization import OutputDtype
+from tests.service.api.posting import ask
 from tests.serving import ready_model
 
 TEXTS = ["The cat sat on the mat.", "A feline rested on the rug."]
 
 
 def embed(client: TestClient, **fields: Any) -> list[Any]:  # noqa: ANN401 - JSON
-    body = {"model": ready_model(client).name, "input": TEXTS, **fields}
-    response = client.post("/v1/embeddings", json=body)
-    assert response.status_code == 200, response.text
-    return [item["embedding"] for item in response.json()["data"]]
+    name = ready_model(client).name
+    data = ask(client, "/v1/embeddings", model=name, input=TEXTS, **fields)["data"]
+    return [item["embedding"] for item in data]
 
 
 def expected_codes(client: TestClient, dtype: OutputDtype, **fields: int) -> np.ndarray[Any, Any]:

@@ -12,16 +12,8 @@ from starlette.testclient import TestClient
 from transformers import pipeline
 
 from models.artifact import Artifact
-from service.app import create_app
-from service.settings import (
-    EngineSettings,
-    LimitSettings,
-    ModelSettings,
-    ServerSettings,
-    Settings,
-)
 from tests.service.api.posting import ask
-from tests.serving import serving
+from tests.serving import served
 
 pytestmark = pytest.mark.slow
 
@@ -128,21 +120,25 @@ def test_vllm_scores_pairs_under_all_names_of_its_fields(
 
 
 @pytest.mark.parametrize(
-    ("names", "status"),
+    ("names", "nulls", "status"),
     [
-        (["queries", "items"], 200),
-        (["text_1", "documents"], 200),
-        (["data_1", "data_2"], 200),
-        (["queries", "text_1", "text_2"], 400),
-        (["data_1", "items", "data_2"], 400),
-        (["text_2"], 400),
-        (["queries"], 400),
+        (["queries", "items"], [], 200),
+        (["text_1", "documents"], [], 200),
+        (["data_1", "data_2"], [], 200),
+        (["queries", "text_1", "text_2"], [], 400),
+        (["data_1", "items", "data_2"], [], 400),
+        (["text_2"], [], 400),
+        (["queries"], [], 400),
+        # A name with null is absent.
+        (["text_1", "text_2"], ["queries", "data_1", "items"], 200),
+        (["queries", "text_2"], ["text_1"], 200),
+        (["text_2"], ["text_1", "queries"], 400),
     ],
 )
 def test_names_of_vllm_are_in_the_openapi_document_and_a_field_has_one(
-    rerank_client: TestClient, names: list[str], status: int
+    rerank_client: TestClient, names: list[str], nulls: list[str], status: int
 ) -> None:
-    body = dict.fromkeys(names, "w5")
+    body = dict.fromkeys(names, "w5") | dict.fromkeys(nulls)
     response = rerank_client.post("/vllm/score", json=body)
     assert response.status_code == status
     document = rerank_client.get("/openapi.json").json()
@@ -151,32 +147,13 @@ def test_names_of_vllm_are_in_the_openapi_document_and_a_field_has_one(
     assert jsonschema_rs.is_valid(schema, body) == (status == 200)
     for name in names:
         assert not jsonschema_rs.is_valid(schema, body | {name: 3})
+    if status == 200:
+        (expected,) = ask(rerank_client, "/vllm/score", text_1="w5", text_2="w5")["data"]
+        assert response.json()["data"] == [expected]
     if len(names) == 3:
         error = response.json()["error"]
         assert error["param"] in names
         assert "are names of the same field" in error["message"]
-
-
-@pytest.mark.parametrize(
-    ("nulls", "status"),
-    [
-        ({"queries": None, "data_1": None, "items": None}, 200),
-        ({"text_1": None, "queries": "w5"}, 200),
-        ({"text_1": None, "queries": None}, 400),
-    ],
-)
-def test_a_name_of_vllm_with_null_is_absent(
-    rerank_client: TestClient, nulls: dict[str, object], status: int
-) -> None:
-    body = {"text_1": "w5", "text_2": "w6", **nulls}
-    response = rerank_client.post("/vllm/score", json=body)
-    assert response.status_code == status
-    document = rerank_client.get("/openapi.json").json()
-    schema = {"$ref": "#/components/schemas/VLLMScoreRequest", "components": document["components"]}
-    assert jsonschema_rs.is_valid(schema, body) == (status == 200)
-    if status == 200:
-        (expected,) = ask(rerank_client, "/vllm/score", text_1="w5", text_2="w6")["data"]
-        assert response.json()["data"] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -267,14 +244,9 @@ def test_tei_predict_mirrors_the_shape_of_its_inputs(
 
 
 def test_tei_predict_counts_a_pair_as_one_input(classifier: Artifact) -> None:
-    settings = Settings(
-        model=ModelSettings(path=classifier.path),
-        engine=EngineSettings(threads=1),
-        limits=LimitSettings(max_inputs=1),
-    )
     classify = pipeline("text-classification", str(classifier.path / "source"), top_k=None)
     expected = classify({"text": "w5 w6", "text_pair": "w33 w8"})
-    with serving(create_app(settings)) as client:
+    with served(classifier.path, limits={"max_inputs": 1}) as client:
         for inputs in (["w5 w6", "w33 w8"], [["w5 w6", "w33 w8"]]):
             actual = ask(client, "/tei/predict", inputs=inputs)
             labels = actual if isinstance(actual[0], dict) else actual[0]
@@ -357,12 +329,7 @@ def test_errors_of_tei_name_the_field(
 
 @pytest.fixture(scope="module")
 def root_client(reranker: Artifact) -> Iterator[TestClient]:
-    settings = Settings(
-        model=ModelSettings(path=reranker.path),
-        engine=EngineSettings(threads=1),
-        server=ServerSettings(tei_at_root=True),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(reranker.path, server={"tei_at_root": True}) as client:
         yield client
 
 

@@ -15,7 +15,6 @@ from transformers import pipeline
 from models.artifact import Artifact
 from service.api.compat.tei import render_error
 from service.api.errors import headers_of
-from service.app import create_app
 from service.inference.errors import (
     InferenceFailed,
     InvalidInput,
@@ -23,8 +22,8 @@ from service.inference.errors import (
     Overloaded,
     VitrineError,
 )
-from service.settings import Settings
-from tests.serving import serving
+from tests.service.api.posting import ask
+from tests.serving import served
 
 CAT = "The cat sat on the mat."
 TEXTS = [CAT, "A feline rested on the rug.", "Größe, 猫 and 🐈!"]
@@ -40,12 +39,6 @@ def peer(url: str, key: str) -> Iterator[InferenceClient]:
 def expected(client: TestClient) -> list[list[float]]:
     vectors: list[list[float]] = client.post("/encode", json={"inputs": TEXTS}).json()["embeddings"]
     return vectors
-
-
-def ask(client: TestClient, route: str, **fields: object) -> Any:  # noqa: ANN401 - JSON
-    response = client.post(f"/tei{route}", json=fields)
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def test_the_hub_client_gets_the_vectors_of_encode(
@@ -119,14 +112,14 @@ def test_texts_ids_and_a_mixture_are_embedded(
         ([ids[0], TEXTS[1], ids[2]], expected),
         ([TEXTS[0], ids[1], TEXTS[2]], expected),
     ):
-        np.testing.assert_allclose(ask(client, route, inputs=inputs), wanted, atol=1e-6)
+        np.testing.assert_allclose(ask(client, f"/tei{route}", inputs=inputs), wanted, atol=1e-6)
 
 
 def test_dimensions_are_cut_before_vectors_are_normalised(
     client: TestClient, expected: list[list[float]]
 ) -> None:
     cut = np.array(expected)[:, :8]
-    found = ask(client, "/embed", inputs=TEXTS, dimensions=8)
+    found = ask(client, "/tei/embed", inputs=TEXTS, dimensions=8)
     np.testing.assert_allclose(found, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
 
 
@@ -138,16 +131,16 @@ def test_dimensions_are_cut_before_vectors_are_normalised(
 def test_an_input_that_is_too_long_is_cut_at_either_end_or_refused(
     client: TestClient, text: str
 ) -> None:
-    [encoding] = ask(client, "/tokenize", inputs=text, add_special_tokens=False)
+    [encoding] = ask(client, "/tei/tokenize", inputs=text, add_special_tokens=False)
     ids = [token["id"] for token in encoding]
     assert len(ids) > 254
     for direction, kept in (("Right", ids[:254]), ("left", ids[-254:])):
-        found = ask(client, "/embed", inputs=text, truncation_direction=direction)
+        found = ask(client, "/tei/embed", inputs=text, truncation_direction=direction)
         row = [101, *kept, 102]
-        np.testing.assert_allclose(found, ask(client, "/embed", inputs=row), atol=1e-6)
+        np.testing.assert_allclose(found, ask(client, "/tei/embed", inputs=row), atol=1e-6)
     row = ids[:300]
-    left = ask(client, "/embed", inputs=[row], truncation_direction="Left")
-    np.testing.assert_allclose(left, ask(client, "/embed", inputs=row[-256:]), atol=1e-6)
+    left = ask(client, "/tei/embed", inputs=[row], truncation_direction="Left")
+    np.testing.assert_allclose(left, ask(client, "/tei/embed", inputs=row[-256:]), atol=1e-6)
     response = client.post("/tei/embed", json={"inputs": ["a", text], "truncate": False})
     assert response.status_code == 422
     told = (
@@ -159,7 +152,7 @@ def test_an_input_that_is_too_long_is_cut_at_either_end_or_refused(
 
 def test_vectors_of_tokens_are_those_of_encode(client: TestClient) -> None:
     wanted = client.post("/encode", json={"inputs": TEXTS, "output": "tokens"}).json()
-    found = ask(client, "/embed_all", inputs=TEXTS)
+    found = ask(client, "/tei/embed_all", inputs=TEXTS)
     for mine, other in zip(found, wanted["embeddings"], strict=True):
         np.testing.assert_allclose(mine, other, atol=1e-6)
 
@@ -168,7 +161,7 @@ def test_tokens_are_those_of_the_tokenizer_with_places_in_bytes(
     client: TestClient, artifact: Artifact
 ) -> None:
     tokenizer = Tokenizer.from_file(str(artifact.path / "tokenizer.json"))
-    for text, tokens in zip(TEXTS, ask(client, "/tokenize", inputs=TEXTS), strict=True):
+    for text, tokens in zip(TEXTS, ask(client, "/tei/tokenize", inputs=TEXTS), strict=True):
         encoding = tokenizer.encode(text)
         assert [token["id"] for token in tokens] == encoding.ids
         assert [token["special"] for token in tokens] == [
@@ -184,15 +177,15 @@ def test_tokens_are_those_of_the_tokenizer_with_places_in_bytes(
 
 
 def test_long_texts_are_not_cut_when_they_are_tokenised(client: TestClient) -> None:
-    [tokens] = ask(client, "/tokenize", inputs="word " * 1000)
+    [tokens] = ask(client, "/tei/tokenize", inputs="word " * 1000)
     assert len(tokens) == 1002
 
 
 def test_ids_are_decoded(client: TestClient) -> None:
-    ids = [token["id"] for token in ask(client, "/tokenize", inputs=CAT)[0]]
-    assert ask(client, "/decode", ids=ids) == ["the cat sat on the mat."]
-    assert ask(client, "/decode", ids=[ids, ids[1:3]]) == ["the cat sat on the mat.", "the cat"]
-    [with_special] = ask(client, "/decode", ids=ids, skip_special_tokens=False)
+    ids = [token["id"] for token in ask(client, "/tei/tokenize", inputs=CAT)[0]]
+    assert ask(client, "/tei/decode", ids=ids) == ["the cat sat on the mat."]
+    assert ask(client, "/tei/decode", ids=[ids, ids[1:3]]) == ["the cat sat on the mat.", "the cat"]
+    [with_special] = ask(client, "/tei/decode", ids=ids, skip_special_tokens=False)
     assert with_special.startswith("[CLS]")
 
 
@@ -233,7 +226,7 @@ def test_similarity_takes_empty_texts(client: TestClient) -> None:
     )
     for source, vector in ((CAT, vectors[0]), ("", vectors[1])):
         inputs = {"source_sentence": source, "sentences": texts}
-        cosines = ask(client, "/similarity", inputs=inputs)
+        cosines = ask(client, "/tei/similarity", inputs=inputs)
         np.testing.assert_allclose(cosines, vectors @ vector, atol=1e-6)
 
 
@@ -313,7 +306,7 @@ def test_what_its_framework_refuses_is_plain_text(client: TestClient) -> None:
 
 
 def test_fields_that_it_does_not_know_are_ignored(client: TestClient) -> None:
-    assert ask(client, "/embed", inputs=CAT, raw_scores=True)
+    assert ask(client, "/tei/embed", inputs=CAT, raw_scores=True)
 
 
 def test_space_is_refused_because_vectors_would_be_of_the_models_own(client: TestClient) -> None:
@@ -354,11 +347,9 @@ def test_what_is_wrong_with_the_service_is_told_in_its_words(
 
 
 @pytest.fixture(scope="module")
-def root_client(minilm_settings: Settings) -> Iterator[TestClient]:
+def root_client(artifact: Artifact) -> Iterator[TestClient]:
     """A client of a service that serves TEI's contract at / too."""
-    server = minilm_settings.server.model_copy(update={"tei_at_root": True})
-    app = create_app(minilm_settings.model_copy(update={"server": server}), on_fatal=pytest.fail)
-    with serving(app) as client:
+    with served(artifact.path, server={"tei_at_root": True}) as client:
         yield client
 
 

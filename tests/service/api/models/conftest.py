@@ -2,52 +2,37 @@
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pydantic import SecretStr
 from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from service.app import create_app
-from service.settings import (
-    ApiKey,
-    AuthSettings,
-    DebugSettings,
-    EngineSettings,
-    ModelSettings,
-    ModelsSettings,
-    ServedModel,
-    Settings,
-)
-from tests.serving import serving
+from tests.service.debug.held_worker import NO_FILE, held_workers
+from tests.serving import served
 
 KEY = "admin-key-0123456789"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
-AUTH = AuthSettings(
-    keys=(
-        ApiKey(name="admin", key=SecretStr(KEY), scopes=("encode", "debug", "metrics", "admin")),
-        ApiKey(name="user", key=SecretStr("user-key-0123456789"), scopes=("encode",)),
-    )
-)
+AUTH: dict[str, Any] = {
+    "keys": [
+        {"name": "admin", "key": KEY, "scopes": ["encode", "debug", "metrics", "admin"]},
+        {"name": "user", "key": "user-key-0123456789", "scopes": ["encode"]},
+    ]
+}
 TEXT = "The cat sat on the mat."
-ENGINE = EngineSettings(threads=2)
 
 
 @pytest.fixture(scope="module")
 def several(small_artifact: Artifact, other_artifact: Artifact) -> Iterator[TestClient]:
     """A client of a service with two models and no default."""
-    served = (
-        ServedModel(name="cats", path=small_artifact.path, aliases=("felines",)),
-        ServedModel(name="org/dogs", path=other_artifact.path),
-    )
-    settings = Settings(
-        models=ModelsSettings(served=served),
-        engine=ENGINE,
-        debug=DebugSettings(enabled=True, hosts=("testserver",)),
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    two = [
+        {"name": "cats", "path": small_artifact.path, "aliases": ["felines"]},
+        {"name": "org/dogs", "path": other_artifact.path},
+    ]
+    debug = {"enabled": True, "hosts": ["testserver"]}
+    with held_workers(Path(NO_FILE)), served(models={"served": two}, debug=debug) as client:
         yield client
 
 
@@ -58,8 +43,7 @@ def vectors(
     """The vector of the text by each model, as served alone."""
     found = {}
     for name, artifact in (("cats", small_artifact), ("org/dogs", other_artifact)):
-        settings = Settings(model=ModelSettings(path=artifact.path), engine=ENGINE)
-        with serving(create_app(settings)) as client:
+        with served(artifact.path) as client:
             body = client.post("/encode", json={"inputs": TEXT}).json()
             found[name] = np.array(body["embeddings"])
     assert np.abs(found["cats"] - found["org/dogs"]).max() > 0.01
@@ -69,8 +53,29 @@ def vectors(
 @pytest.fixture
 def one(small_artifact: Artifact) -> Iterator[TestClient]:
     """A client, with the admin's key, of a service with one model."""
-    settings = Settings(model=ModelSettings(path=small_artifact.path), engine=ENGINE, auth=AUTH)
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    yield from _client_of_admin(small_artifact)
+
+
+@pytest.fixture(scope="package")
+def shared(small_artifact: Artifact) -> Iterator[TestClient]:
+    yield from _client_of_admin(small_artifact)
+
+
+@pytest.fixture
+def unchanged(shared: TestClient) -> Iterator[TestClient]:
+    """A client like `one`, of a service whose model the test must not change."""
+
+    def state() -> object:
+        models = shared.get("/models").json()["models"]
+        return [(model["name"], model["version"], model["aliases"]) for model in models]
+
+    before = state()
+    yield shared
+    assert state() == before
+
+
+def _client_of_admin(artifact: Artifact) -> Iterator[TestClient]:
+    with served(artifact.path, auth=AUTH) as client:
         client.headers.update(HEADERS)
         yield client
 

@@ -25,19 +25,14 @@ from models.export.sources import resolve
 from models.manifest import CHECK, MANIFEST, TOKENIZER
 from service.api.compat import tei
 from service.api.middleware import RequestMiddleware
-from service.app import create_app
 from service.inference.registry import registry
-from service.settings import (
-    ModelSettings,
-    ModelsSettings,
-    Settings,
-)
 from tests.eventually import eventually
 from tests.hostile_artifacts import copy_of, edit, edit_graph, make_slow
 from tests.hostile_artifacts import replace as replace_file
 from tests.models.checkpoints import edit_json, save_checkpoint, save_tokenizer
-from tests.service.api.models.conftest import AUTH, ENGINE, HEADERS, TEXT, Checked, same
-from tests.serving import ready_model, serving
+from tests.service.api.models.conftest import AUTH, HEADERS, TEXT, Checked, same
+from tests.service.api.posting import refused
+from tests.serving import ready_model, served
 
 
 def test_swap_serves_the_new_version_and_its_path_brings_the_old_one_back(
@@ -90,24 +85,23 @@ def tei_routes() -> set[str]:
 
 @pytest.mark.parametrize("name", [*sorted(tei_routes()), "org/predict", "org/"])
 def test_names_that_are_ambiguous_under_tei_are_refused(
-    one: TestClient, other_artifact: Artifact, name: str
+    unchanged: TestClient, other_artifact: Artifact, name: str
 ) -> None:
     body = {"path": str(other_artifact.path)}
     for response, pointer in (
-        (one.post(f"/models/{name}", json=body), None),
-        (one.post("/models/dogs", json=body | {"aliases": ["hounds", name]}), "/aliases/1"),
+        (unchanged.post(f"/models/{name}", json=body), None),
+        (unchanged.post("/models/dogs", json=body | {"aliases": ["hounds", name]}), "/aliases/1"),
     ):
         assert (response.status_code, response.json()["code"]) == (422, "invalid")
         assert response.json().get("pointer") == pointer
         assert response.json()["detail"].startswith(
             "the name of this request is ambiguous in paths under /tei: the last part of a name"
         )
-    assert len(one.get("/models").json()["models"]) == 1
 
 
-def test_default_model_cannot_be_deleted(one: TestClient) -> None:
-    name = one.get("/info").json()["model"]
-    assert one.delete(f"/models/{name}").json()["code"] == "default_model"
+def test_default_model_cannot_be_deleted(unchanged: TestClient) -> None:
+    name = unchanged.get("/info").json()["model"]
+    assert unchanged.delete(f"/models/{name}").json()["code"] == "default_model"
 
 
 def test_shadow_comparison_decides_about_the_swap(
@@ -128,18 +122,12 @@ def test_shadow_comparison_decides_about_the_swap(
 
 @pytest.mark.parametrize(("text", "code"), [("", "empty"), ("a" * 100_001, "text_too_large")])
 def test_invalid_text_of_a_comparison_is_named(
-    one: TestClient, small_artifact: Artifact, text: str, code: str
+    unchanged: TestClient, small_artifact: Artifact, text: str, code: str
 ) -> None:
-    name = one.get("/info").json()["model"]
+    name = unchanged.get("/info").json()["model"]
     body = {"path": str(small_artifact.path), "texts": [TEXT, text]}
-    problem = one.post(f"/models/{name}", json=body).json()
+    problem = unchanged.post(f"/models/{name}", json=body).json()
     assert (problem["code"], problem["index"], problem["pointer"]) == (code, 1, "/texts/1")
-
-
-def test_path_of_another_type_is_refused_without_the_name_of_a_class(one: TestClient) -> None:
-    response = one.post("/models/dogs", json={"path": 5})
-    assert (response.status_code, response.json()["pointer"]) == (422, "/path")
-    assert response.json()["detail"] == "Input should be a valid string"
 
 
 @pytest.mark.parametrize(
@@ -147,24 +135,24 @@ def test_path_of_another_type_is_refused_without_the_name_of_a_class(one: TestCl
     [({"path": ""}, "/path"), ({"path": "is", "eval": {"folder": ""}}, "/eval/folder")],
 )
 def test_empty_path_is_not_the_working_directory(
-    one: TestClient,
+    unchanged: TestClient,
     small_artifact: Artifact,
     monkeypatch: pytest.MonkeyPatch,
     body: dict[str, Any],
     pointer: str,
 ) -> None:
     monkeypatch.chdir(small_artifact.path)
-    problem = one.post("/models/dogs", json=body).json()
+    problem = unchanged.post("/models/dogs", json=body).json()
     assert (problem["code"], problem["pointer"]) == ("invalid", pointer)
     assert problem["detail"] == "String should have at least 1 character"
 
 
 @pytest.mark.parametrize("path", [" ", ".", "is"])
 def test_path_without_an_artifact_is_not_repeated(
-    one: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+    unchanged: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    problem = one.post("/models/dogs", json={"path": path}).json()
+    problem = unchanged.post("/models/dogs", json={"path": path}).json()
     assert problem["code"] == "invalid_artifact"
     assert problem["detail"] == (
         "the path is not an artifact: it has no manifest.json, which vitrine-export writes"
@@ -193,33 +181,33 @@ def test_incompatible_version_needs_the_consent_of_the_request(
 
 @pytest.mark.slow
 def test_version_of_another_width_leaves_the_old_one_serving(
-    one: TestClient, tmp_path: Path
+    unchanged: TestClient, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path / "model", "bert", hidden_size=48, num_hidden_layers=1)
     save_tokenizer(tmp_path / "model")
     overrides = Overrides(pooling=["mean"])
     export(resolve(str(tmp_path / "model")), tmp_path / "wide", overrides=overrides)
-    name = one.get("/info").json()["model"]
-    response = one.post(f"/models/{name}", json={"path": str(tmp_path / "wide")})
+    name = unchanged.get("/info").json()["model"]
+    response = unchanged.post(f"/models/{name}", json={"path": str(tmp_path / "wide")})
     assert (response.status_code, response.json()["code"]) == (422, "incompatible")
     assert "the width 48 in place of 32" in response.json()["detail"]
-    assert one.post("/encode", json={"inputs": TEXT}).json()["dimensions"] == 32
+    assert unchanged.post("/encode", json={"inputs": TEXT}).json()["dimensions"] == 32
 
 
 @pytest.mark.parametrize("damage", ["missing", "graph", "weights"])
 def test_broken_artifact_leaves_the_old_version_serving(
-    one: TestClient, other_artifact: Artifact, tmp_path: Path, damage: str
+    unchanged: TestClient, other_artifact: Artifact, tmp_path: Path, damage: str
 ) -> None:
     broken = tmp_path / "broken"
     if damage != "missing":
         shutil.copytree(other_artifact.path, broken)
         file = broken / ("model.onnx" if damage == "graph" else "model.weights")
         file.write_bytes(file.read_bytes()[:-1])
-    before = one.post("/encode", json={"inputs": TEXT})
-    response = one.post(f"/models/{before.json()['model']}", json={"path": str(broken)})
+    before = unchanged.post("/encode", json={"inputs": TEXT})
+    response = unchanged.post(f"/models/{before.json()['model']}", json={"path": str(broken)})
     assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
     assert str(broken) not in response.text
-    assert one.post("/encode", json={"inputs": TEXT}).json() == before.json()
+    assert unchanged.post("/encode", json={"inputs": TEXT}).json() == before.json()
 
 
 PANICKING = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
@@ -234,16 +222,16 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_artifact_is_refused_with_its_fault(
-    one: TestClient, other_artifact: Artifact, tmp_path: Path, name: str
+    unchanged: TestClient, other_artifact: Artifact, tmp_path: Path, name: str
 ) -> None:
     folder = copy_of(other_artifact.path, tmp_path / "hostile")
     change, fault = HOSTILE[name]
     change(folder)
-    response = one.post("/models/another", json={"path": str(folder)})
+    response = unchanged.post("/models/another", json={"path": str(folder)})
     assert (response.status_code, response.json()["code"]) == (422, "invalid_artifact")
     assert response.headers["Content-Type"] == "application/problem+json"
     assert fault in response.json()["detail"]
-    assert one.post("/encode", json={"inputs": TEXT}).is_success
+    assert unchanged.post("/encode", json={"inputs": TEXT}).is_success
 
 
 @pytest.mark.slow
@@ -263,34 +251,19 @@ def test_load_of_a_graph_without_end_stops_at_the_deadline_of_the_request(
     assert one.post("/models/another", json=body).is_success  # loads wait for each other
 
 
-@pytest.mark.parametrize(
-    ("name", "aliases", "pointer"),
-    [("b\x1b[31m", [], None), ("b\u2028c", [], None), ("b", ["c", "\u202ed"], "/aliases/1")],
-)
-def test_invalid_name_of_a_model_is_refused_without_repeating_it(
-    one: TestClient, other_artifact: Artifact, name: str, aliases: list[str], pointer: str | None
-) -> None:
-    body = {"path": str(other_artifact.path), "aliases": aliases}
-    response = one.post(f"/models/{quote(name, safe='')}", json=body)
-    assert (response.status_code, response.json().get("pointer")) == (422, pointer)
-    assert "must have printable characters only" in response.json()["detail"]
-    assert one.get("/metrics").is_success
-
-
 def test_load_with_an_invalid_deadline_does_not_begin(
-    one: TestClient, other_artifact: Artifact
+    unchanged: TestClient, other_artifact: Artifact
 ) -> None:
     headers = {"X-Request-Timeout-Ms": "soon"}
-    response = one.post("/models/b", json={"path": str(other_artifact.path)}, headers=headers)
+    response = unchanged.post("/models/b", json={"path": str(other_artifact.path)}, headers=headers)
     assert (response.status_code, response.json()["code"]) == (400, "timeout")
     gc.collect()  # warns of a coroutine that was not awaited
-    assert len(one.get("/models").json()["models"]) == 1
 
 
 @pytest.mark.parametrize("method", ["POST", "DELETE"])
-def test_changes_require_the_scope_admin(one: TestClient, method: str) -> None:
+def test_changes_require_the_scope_admin(unchanged: TestClient, method: str) -> None:
     headers = {"Authorization": "Bearer user-key-0123456789"}
-    response = one.request(method, "/models/a", json={"path": "/"}, headers=headers)
+    response = unchanged.request(method, "/models/a", json={"path": "/"}, headers=headers)
     assert (response.status_code, response.json()["code"]) == (403, "forbidden")
 
 
@@ -353,39 +326,12 @@ def decoded(embeddings: Sequence[str]) -> list[np.typing.NDArray[np.float32]]:
     return [np.frombuffer(base64.b64decode(vector), "<f4") for vector in embeddings]
 
 
-def test_alias_of_another_model_is_refused_without_repeating_it(
-    one: TestClient, other_artifact: Artifact
-) -> None:
-    name = one.get("/info").json()["model"]
-    body = {"path": str(other_artifact.path), "aliases": ["hounds", name]}
-    response = one.post("/models/another", json=body)
-    assert (response.status_code, response.json()["code"]) == (422, "invalid")
-    assert response.json()["pointer"] == "/aliases/1"
-    assert (
-        response.json()["detail"]
-        == "two models have the name of this request; every name must be unique"
-    )
-
-
-def test_alias_that_a_model_has_twice_is_refused(one: TestClient, other_artifact: Artifact) -> None:
-    body = {"path": str(other_artifact.path), "aliases": ["dogs", "hounds", "hounds"]}
-    response = one.post("/models/dogs", json=body)
-    assert (response.status_code, response.json()["code"]) == (422, "invalid")
-    assert response.json()["pointer"] == "/aliases/1"
-    assert response.json()["detail"] == "a model has the alias of this request twice"
-
-
 def test_model_beyond_the_memory_budget_is_refused_without_repeating_its_name(
     small_artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(
-        model=ModelSettings(path=small_artifact.path),
-        models=ModelsSettings(max_bytes=weight_bytes(small_artifact)),
-        engine=ENGINE,
-        auth=AUTH,
-    )
+    models = {"max_bytes": weight_bytes(small_artifact)}
     body = {"path": str(small_artifact.path)}
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(small_artifact.path, models=models, auth=AUTH) as client:
         monkeypatch.setattr(registry, "read_artifact", lambda _: (small_artifact, 10**9))
         response = client.post("/models/another", json=body, headers=HEADERS)
     assert response.status_code == 422
@@ -441,21 +387,48 @@ def test_new_version_keeps_the_aliases_of_the_old_one(
     assert one.post("/encode", json={"inputs": TEXT, "model": "hounds"}).status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "pointer"),
-    [
-        ("/models/dogs", {"texts": [TEXT]}, "/texts"),
-        ("/models/dogs", {"min_cosine": 0.9}, "/min_cosine"),
-        ("/models/dogs", {"allow_incompatible": "true"}, "/allow_incompatible"),
-        ("/models/dogs", {"share": "inf"}, "/share"),
-        ("/models/", {}, None),
-        (f"/models/{'n' * 257}", {}, None),
-    ],
-)
-def test_invalid_request_to_load_a_model_is_refused(
-    one: TestClient, other_artifact: Artifact, path: str, body: dict[str, Any], pointer: str | None
+PRINTABLE = "must have printable characters only"
+TEXTS = "there is no served version to compare with; omit texts"
+TWO_MODELS = "two models have the name of this request; every name must be unique"
+# By name of the model and fields of the body: the pointer and the detail.
+INVALID_LOADS: list[tuple[str, dict[str, Any], str | None, str]] = [
+    ("dogs", {"path": 5}, "/path", "Input should be a valid string"),
+    ("dogs", {"texts": [TEXT]}, "/texts", TEXTS),
+    ("dogs", {"min_cosine": 0.9}, "/min_cosine", "min_cosine needs texts to compare"),
+    (
+        "dogs",
+        {"allow_incompatible": "true"},
+        "/allow_incompatible",
+        "Input should be a valid boolean",
+    ),
+    ("dogs", {"share": "inf"}, "/share", "Input should be a valid number"),
+    ("", {}, None, "a name must have 1 to 256 characters"),
+    ("n" * 257, {}, None, "a name must have 1 to 256 characters"),
+    ("b\x1b[31m", {}, None, f"a name {PRINTABLE}"),
+    ("b\u2028c", {}, None, f"a name {PRINTABLE}"),
+    ("b", {"aliases": ["c", "\u202ed"]}, "/aliases/1", f"an alias {PRINTABLE}"),
+    ("dogs", {"aliases": ["hounds", "small"]}, "/aliases/1", TWO_MODELS),
+    (
+        "dogs",
+        {"aliases": ["dogs", "hounds", "hounds"]},
+        "/aliases/1",
+        "a model has the alias of this request twice",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "pointer", "detail"), INVALID_LOADS)
+def test_invalid_load_is_refused_without_repeating_names(
+    unchanged: TestClient,
+    other_artifact: Artifact,
+    name: str,
+    fields: dict[str, Any],
+    pointer: str | None,
+    detail: str,
 ) -> None:
-    response = one.post(path, json={"path": str(other_artifact.path)} | body)
-    assert response.status_code == 422, response.text
-    assert response.json().get("pointer") == pointer
-    assert len(one.get("/models").json()["models"]) == 1
+    body = {"path": str(other_artifact.path), **fields}
+    problem = refused(unchanged, f"/models/{quote(name, safe='')}", **body)
+    code = "shadow" if "texts" in fields else "invalid"
+    assert (problem["status"], problem["code"], problem.get("pointer")) == (422, code, pointer)
+    assert problem["detail"] == detail
+    assert unchanged.get("/metrics").is_success

@@ -10,19 +10,11 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from starlette.testclient import TestClient
 
 from models.artifact import Artifact
-from service.app import create_app
-from service.settings import (
-    ModelSettings,
-    ModelsSettings,
-    ServedModel,
-    Settings,
-)
 from tests.eventually import eventually
-from tests.service.api.models.conftest import AUTH, ENGINE, HEADERS, TEXT, same
-from tests.serving import PATIENCE_S, lines_until, process, serving, state_of
+from tests.service.api.models.conftest import AUTH, HEADERS, TEXT, same
+from tests.serving import PATIENCE_S, process, served, state_of, url_of
 
 
 @pytest.fixture
@@ -49,12 +41,11 @@ def test_scan_loads_new_and_changed_artifacts_and_unloads_deleted_ones(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "vitrine")
-    settings = Settings(models=ModelsSettings(folder=folder, watch_s=0.01), engine=ENGINE)
 
     def vector(model: str) -> object:
         return client.post("/encode", json={"inputs": TEXT, "model": model}).json()["embeddings"]
 
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(models={"folder": folder, "watch_s": 0.01}) as client:
         assert same(vector("cats"), vectors["cats"])
         replace(folder / "dogs", other_artifact)
         eventually(lambda: len(client.get("/models").json()["models"]) == 2)
@@ -73,8 +64,7 @@ def test_scan_loads_new_and_changed_artifacts_and_unloads_deleted_ones(
 def test_artifact_that_is_copied_slowly_is_loaded_when_it_is_complete(
     folder: Path, other_artifact: Artifact, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Settings(models=ModelsSettings(folder=folder), engine=ENGINE)
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(models={"folder": folder}) as client:
         assert client.portal is not None
         shutil.copytree(
             other_artifact.path, folder / "dogs", ignore=shutil.ignore_patterns("*.weights")
@@ -90,7 +80,7 @@ def test_artifact_that_is_copied_slowly_is_loaded_when_it_is_complete(
 def test_sighup_loads_a_changed_artifact(folder: Path, other_artifact: Artifact) -> None:
     settings = {"VITRINE_MODEL__PATH": str(folder / "cats")}
     with process(**settings) as started:
-        url = lines_until(started, r"Serving .* on (http://\S+)")[1][1]
+        url = url_of(started)
 
         def version() -> str:
             body = {"inputs": TEXT}
@@ -108,10 +98,7 @@ def test_scan_leaves_a_model_that_was_moved_to_another_path(
     folder: Path, small_artifact: Artifact, other_artifact: Artifact
 ) -> None:
     replace(folder / "dogs", other_artifact)
-    settings = Settings(
-        models=ModelsSettings(folder=folder, default="cats"), engine=ENGINE, auth=AUTH
-    )
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(models={"folder": folder, "default": "cats"}, auth=AUTH) as client:
         assert client.portal is not None
         client.headers.update(HEADERS)
         moved = client.post("/models/dogs", json={"path": str(small_artifact.path)})
@@ -124,8 +111,7 @@ def test_scan_leaves_a_model_that_was_moved_to_another_path(
 def test_scan_keeps_the_aliases_that_a_request_has_set(
     folder: Path, other_artifact: Artifact
 ) -> None:
-    settings = Settings(models=ModelsSettings(folder=folder), engine=ENGINE, auth=AUTH)
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(models={"folder": folder}, auth=AUTH) as client:
         assert client.portal is not None
         client.headers.update(HEADERS)
         body = {"path": str(folder / "cats"), "aliases": ["felines"]}
@@ -141,8 +127,7 @@ def test_patient_scan_unloads_an_artifact_that_is_missing_twice(
     folder: Path, other_artifact: Artifact
 ) -> None:
     replace(folder / "dogs", other_artifact)
-    settings = Settings(models=ModelsSettings(folder=folder, default="cats"), engine=ENGINE)
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(models={"folder": folder, "default": "cats"}) as client:
         assert client.portal is not None
         scan = partial(state_of(client).watch.scan, is_patient=True)
         (folder / "dogs").rename(folder / ".gone")
@@ -155,20 +140,10 @@ def test_patient_scan_unloads_an_artifact_that_is_missing_twice(
 def test_missing_artifact_of_a_configured_path_is_logged_once(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    settings = Settings(model=ModelSettings(path=folder / "cats"), engine=ENGINE)
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(folder / "cats") as client:
         assert client.portal is not None
         (folder / "cats").rename(folder / ".gone")
         for _ in range(2):
             client.portal.call(state_of(client).watch.scan)
         assert caplog.text.count("is gone; its model stays in service") == 1
         assert client.post("/encode", json={"inputs": TEXT}).is_success
-
-
-def test_folder_and_list_of_models_are_mutually_exclusive(small_artifact: Artifact) -> None:
-    served = (ServedModel(path=small_artifact.path),)
-    models = ModelsSettings(folder=small_artifact.path.parent, served=served)
-    reasons: list[str] = []
-    with TestClient(create_app(Settings(models=models), on_fatal=reasons.append)):
-        eventually(lambda: reasons)
-    assert reasons == ["cannot start: models.folder and models.served are mutually exclusive"]

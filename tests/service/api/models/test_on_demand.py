@@ -9,30 +9,21 @@ from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from models.engines import weight_bytes
-from service.app import create_app
 from service.inference.call_options import Deadline
 from service.inference.model.model import Model
 from service.inference.model.opening import open_model
 from service.inference.registry import memory
-from service.settings import (
-    ModelsSettings,
-    ServedModel,
-    Settings,
-)
-from tests.service.api.models.conftest import ENGINE, TEXT
-from tests.serving import serving
+from tests.service.api.models.conftest import TEXT
+from tests.serving import served
 
 
 @pytest.fixture
 def on_demand(small_artifact: Artifact, other_artifact: Artifact) -> Iterator[TestClient]:
     """A client of a service with the models `cats` and `dogs`, of which one fits into memory."""
-    size = weight_bytes(small_artifact)
-    served = tuple(
-        ServedModel(name=name, path=artifact.path)
-        for name, artifact in (("cats", small_artifact), ("dogs", other_artifact))
-    )
-    models = ModelsSettings(served=served, max_bytes=size, default="cats")
-    with serving(create_app(Settings(models=models, engine=ENGINE))) as client:
+    paths = {"cats": small_artifact.path, "dogs": other_artifact.path}
+    two = [{"name": name, "path": path} for name, path in paths.items()]
+    max_bytes = weight_bytes(small_artifact)
+    with served(models={"served": two, "max_bytes": max_bytes, "default": "cats"}) as client:
         yield client
 
 

@@ -13,17 +13,11 @@ from starlette.testclient import TestClient
 from models.artifact import Artifact
 from service.api.compat import tei, tei_embed
 from service.api.state import AppState
-from service.app import create_app
 from service.inference.model.opening import ModelOptions
 from service.inference.registry.served_models import ModelSpec
-from service.settings import (
-    ModelsSettings,
-    ServedModel,
-    Settings,
-)
 from tests.models.checkpoints import edit_json
-from tests.service.api.models.conftest import ENGINE, TEXT, same
-from tests.serving import serving
+from tests.service.api.models.conftest import TEXT, same
+from tests.serving import served
 
 
 @pytest.mark.parametrize(
@@ -118,9 +112,9 @@ def test_native_routes_list_the_models_if_the_name_is_unknown_or_missing(
     ],
 )
 def test_an_empty_name_is_not_that_of_the_default_model(
-    one: TestClient, path: str, body: dict[str, Any] | None
+    unchanged: TestClient, path: str, body: dict[str, Any] | None
 ) -> None:
-    response = one.request("GET" if body is None else "POST", path, json=body)
+    response = unchanged.request("GET" if body is None else "POST", path, json=body)
     assert (response.status_code, "unknown model" in response.text) == (404, True)
 
 
@@ -217,10 +211,9 @@ def test_settings_of_the_same_weights_are_different_versions_everywhere(
     edit_json(tmp_path / "raw" / "manifest.json", normalize=False)
     paths = {"unit": small_artifact.path, "raw": tmp_path / "raw", "copy": tmp_path / "copy"}
     shutil.copytree(small_artifact.path, paths["copy"])
-    served = tuple(ServedModel(name=name, path=path) for name, path in paths.items())
-    settings = Settings(models=ModelsSettings(served=served), engine=ENGINE)
+    models = [{"name": name, "path": path} for name, path in paths.items()]
     seen = []
-    with serving(create_app(settings, on_fatal=pytest.fail)) as client:
+    with served(models={"served": models}) as client:
         listed = {model["name"]: model for model in client.get("/models").json()["models"]}
         lines = client.get("/metrics").text.splitlines()
         for name in paths:
@@ -240,7 +233,7 @@ def test_settings_of_the_same_weights_are_different_versions_everywhere(
 @pytest.mark.slow
 def test_debug_routes_select_the_model(several: TestClient) -> None:
     graphs = {}
-    for name in ("cats", "org/dogs", "cats"):
+    for name in ("cats", "org/dogs"):
         body = {"text": "cat", "target": {"type": "norm"}, "method": "saliency", "model": name}
         response = several.post("/debug/attribute", json=body)
         assert response.status_code == 200, response.text

@@ -11,8 +11,9 @@ from starlette.testclient import TestClient
 
 from models.artifact import Artifact
 from tests.eventually import eventually
+from tests.service.api.conftest import Start
 from tests.service.api.models.conftest import TEXT, Checked
-from tests.serving import PATIENCE_S, lines_until, process, state_of
+from tests.serving import PATIENCE_S, lines_until, state_of, url_of
 
 
 def test_state_shows_models_queues_and_processes(one: TestClient, small_artifact: Artifact) -> None:
@@ -60,9 +61,9 @@ def test_state_shows_requests_in_flight_and_running_batches(
 
 
 @pytest.mark.slow
-def test_sigusr1_logs_the_state(small_artifact: Artifact) -> None:
-    with process(VITRINE_MODEL__PATH=str(small_artifact.path)) as started:
-        lines_until(started, r"Serving .* on (http://\S+)")
+def test_sigusr1_logs_the_state(small_artifact: Artifact, start: Start) -> None:
+    with start() as started:
+        url_of(started)
         os.kill(started.pid, signal.SIGUSR1)
         line = lines_until(started, r"state: (\{.*\})")[1][1]
         assert json.loads(line)["models"][0]["path"] == str(small_artifact.path)
