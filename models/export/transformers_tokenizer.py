@@ -123,7 +123,8 @@ def read_tokenizer_file(folder: ModelFolder, subfolder: str) -> Tokenizer:
     """Return the tokenizer of a subfolder's tokenizer.json, as the file describes it.
 
     Raises:
-        CheckpointError: The file is missing or invalid, or two tokens have one id.
+        CheckpointError: The file is missing or invalid, or two tokens of its vocabulary have the
+            same id.
     """
     name = join(subfolder, TOKENIZER)
     if not folder.has(name):
@@ -137,12 +138,11 @@ def read_tokenizer_file(folder: ModelFolder, subfolder: str) -> Tokenizer:
             tokenizer: Tokenizer = Tokenizer.from_buffer(content)
     except Exception as error:
         raise CheckpointError(f"{name} is not a tokenizer: {_line(error)}") from error
-    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-    largest = max(vocabulary.values(), default=0)
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     if largest > MAX_SIZE:  # the library takes time in proportion to the id
         raise CheckpointError(f"{name} has a token with the id {largest}; the limit is {MAX_SIZE}")
     first: dict[int, str] = {}
-    for token, token_id in sorted(vocabulary.items()):
+    for token, token_id in sorted(tokenizer.get_vocab(with_added_tokens=False).items()):
         other = first.setdefault(token_id, token)
         if other != token:  # the library writes one of them, another one each time
             raise CheckpointError(
