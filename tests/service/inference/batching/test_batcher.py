@@ -26,7 +26,7 @@ from tests.batchers import (
     started,
     submit,
 )
-from tests.eventually import HANG_S, eventually_async
+from tests.eventually import HANG_S, eventually, eventually_async
 
 REQUESTS = st.lists(
     st.tuples(
@@ -88,6 +88,18 @@ async def test_each_stream_runs_one_batch_at_a_time() -> None:
         run.gate.set()
         assert all(outcome.results == [6400] for outcome in await asyncio.gather(*others))
         await first
+
+
+async def test_stream_runs_further_batches_while_the_event_loop_is_blocked() -> None:
+    run = Recorder()
+    batcher = batcher_of(run)
+    async with started(batcher):
+        first = await held(run, batcher)
+        other = submit(batcher, 80, 90)
+        await settled()
+        run.gate.set()
+        eventually(lambda: run.batches == [[1], [80], [90]])  # blocks the event loop
+        await asyncio.gather(first, other)
 
 
 async def test_outcome_reports_queue_time_and_run_time() -> None:
