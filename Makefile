@@ -1,6 +1,6 @@
 # make serve   install, export the default model if it is missing, serve it on 127.0.0.1:8000 with gradients
 # make check   lint, types, import contracts and the fast tests, in about 2 minutes
-# make test    the whole test suite, in about 25 minutes; less while the traced code is the same
+# make test    the whole test suite, in about 20 minutes; less while the traced code is the same
 # make lint    ruff, mypy and the import contracts
 # make coverage   the whole test suite, with a coverage report
 # make bench      benchmark: this service, infinity and running peers, over HTTP (20 minutes; needs wrk)
