@@ -44,7 +44,9 @@ def exported(browser: Browser, tmp_path: Path) -> Iterator[Export]:
     browser.execute_cdp_cmd("Browser.setDownloadBehavior", behavior)
 
     def export(section: str, format: str) -> Path:
-        find(browser, f"#{section} [data-export={format}]").click()
+        # By a script: a click at a place misses a button that moves while the page renders.
+        button = find(browser, f"#{section} [data-export={format}]")
+        browser.execute_script("arguments[0].click()", button)
         suffix = {"report": "html", "picture": "png"}.get(format, format)
         file = tmp_path / f"vitrine-{section}.{suffix}"
         # An empty file stands for the download until it is complete.
