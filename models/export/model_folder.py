@@ -164,7 +164,7 @@ class ModelFolder:
             path = self.locate(name)
             if path.exists() and not path.is_file():  # opening a FIFO would wait for a writer
                 raise CheckpointError(f"{name} is not a regular file")
-            path.open("rb").close()  # safetensors says of any file that it cannot open: not found
+            path.open("rb").close()  # safetensors calls an unreadable file missing
             yield path
         except FileNotFoundError:
             raise CheckpointError(f"{self.name} has no {name}") from None

@@ -142,12 +142,12 @@ def read_tokenizer_file(folder: ModelFolder, subfolder: str) -> Tokenizer:
     if largest > MAX_SIZE:  # the library takes time in proportion to the id
         raise CheckpointError(f"{name} has a token with the id {largest}; the limit is {MAX_SIZE}")
     first: dict[int, str] = {}
-    for token, token_id in sorted(tokenizer.get_vocab(with_added_tokens=False).items()):
+    for token, token_id in tokenizer.get_vocab(with_added_tokens=False).items():
         other = first.setdefault(token_id, token)
-        if other != token:  # the library writes one of them, another one each time
+        if other != token:  # the library would write only one of them, at random
+            names = " and ".join(map(repr, sorted((other, token))))
             raise CheckpointError(
-                f"{name}: the tokens {other!r} and {token!r} have one id, {token_id}; "
-                "each token needs its own"
+                f"{name}: the tokens {names} have the same id, {token_id}; each token needs its own"
             )
     return tokenizer
 

@@ -1,4 +1,4 @@
-"""Where models come from: folders, packages and the Hugging Face hub."""
+"""Sources of models: folders, packages and the Hugging Face hub."""
 
 from functools import partial
 from pathlib import Path

@@ -453,7 +453,7 @@ def test_tokenizer_whose_tokens_share_an_id_is_refused(
     edit_json(tmp_path / "tokenizer.json", model=model)
     written = json.loads(Tokenizer.from_file(str(tmp_path / "tokenizer.json")).to_str())
     assert len({"w7", "w8"} & written["model"]["vocab"].keys()) == 1
-    with pytest.raises(CheckpointError, match=r"tokenizer.json: the tokens 'w7' and 'w8' have one"):
+    with pytest.raises(CheckpointError, match=r"tokenizer.json: the tokens 'w7' and 'w8' have the"):
         read_tokenizer(ModelFolder(tmp_path), sentence_config, 60)
 
 
