@@ -16,8 +16,9 @@ from service.artifacts import with_artifacts
 from service.inference.errors import VitrineError
 from service.inference.explain.deletion import TextEffects, UnitEffect
 from service.inference.explain.options import By, Deletion
-from service.inference.explain.pictures import result_name_of
+from service.inference.explain.pictures import ROUNDING, result_name_of, unknown_parts
 from service.inference.model.sync_model import SyncModel
+from service.inference.tokenizing.rows import Span
 from service.logs import configure
 from service.model_cache import model_path
 from service.settings import ModelSettings, ModelsSettings, Settings, from_command_line, problems
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings = with_artifacts(_settings(options.model))
         with SyncModel(settings.model.path, settings.model_options()) as model:
-            result, effects = _explain(model, options.texts, options.by)
+            result, effects, unknown = _explain(model, options.texts, options.by)
     except ValidationError as error:
         print(printable(f"vitrine explain: {next(problems(error))}"), file=sys.stderr)
         return 2
@@ -75,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(printable(result))  # labels are those of the model
     for own in effects:
         print()
-        print("\n".join(_lines(options.texts[own.text], own, has_colours=has_colours)))
+        text = options.texts[own.text]
+        print("\n".join(_lines(text, own, unknown[own.text], has_colours=has_colours)))
     return 0
 
 
@@ -90,8 +92,10 @@ def _settings(model: Path | None) -> Settings:
     return settings
 
 
-def _explain(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Sequence[TextEffects]]:
-    """Return a sentence about the result, and the effects of the units of each text."""
+def _explain(
+    model: SyncModel, texts: Sequence[str], by: By
+) -> tuple[str, Sequence[TextEffects], Sequence[Sequence[Span]]]:
+    """Return a sentence about the result, and of each text the effects and the unknown parts."""
     manifest = model.model.artifact.manifest
     if {"tags", "spans"}.intersection(manifest.outputs):
         raise ValueError(
@@ -103,30 +107,37 @@ def _explain(model: SyncModel, texts: Sequence[str], by: By) -> tuple[str, Seque
         # As on the page and in notebooks: sigmoids near 1 hardly change.
         explanation = scores.deletions[0]
         name = f"{scores.kind.replace('_', '-')} {result_name_of(explanation)}"
-        return f"{name} {scores.raw_scores[0]:.4f} ({manifest.name})", explanation.raw_texts
+        sentence = f"{name} {scores.raw_scores[0]:.4f} ({manifest.name})"
+        return sentence, explanation.raw_texts, explanation.unknown
     if len(texts) == 1 and "logits" not in manifest.outputs:
         raise ValueError(f"{manifest.name} has no labels; give a second text, to score the two")
     pair = texts[0] if len(texts) == 1 else (texts[0], texts[1])
     labels = model.classify([pair], explain=Deletion(by=by))
     (best,) = labels.best_labels(1)[0]
     name = f"{labels.labels[best]} {labels.scores[0, best]:.4f} ({manifest.name})"
-    return name, labels.deletions[0].texts
+    return name, labels.deletions[0].texts, labels.deletions[0].unknown
 
 
-def _lines(text: str, effects: TextEffects, *, has_colours: bool) -> Iterator[str]:
+def _lines(
+    text: str, effects: TextEffects, unknown: Sequence[Span], *, has_colours: bool
+) -> Iterator[str]:
     """Yield a text, coloured by the effects of its units, and the largest effects as numbers."""
+    least = ROUNDING * abs(effects.whole)
     largest = max((abs(unit.left_out or 0.0) for unit in effects.units), default=0.0)
     start, end = effects.read
     painted, at = "", start
     for unit in effects.units:
         content = _escape(text[unit.start : unit.end])
-        colour = _colour(unit, largest) if has_colours else None
+        colour = _colour(unit, largest, least) if has_colours else None
         painted += _escape(text[at : unit.start])
         painted += content if colour is None else f"{_ON.format(colour)}{content}{_OFF}"
         at = unit.end
     yield painted + _escape(text[at:end])
     if (start, end) != (0, len(text)):
         yield f"(the model reads the characters {start} to {end} of {len(text)})"
+    if unknown:
+        parts = _escape(unknown_parts(text, unknown))
+        yield f"(not in the vocabulary, and alike for the model: {parts})"
     for kind, units in ((effects.by, effects.units), ("words", effects.words)):
         listed = sorted(units, key=lambda unit: -abs(unit.left_out or 0.0))[:_LISTED]
         if listed:
@@ -142,9 +153,9 @@ def _escape(text: str) -> str:
     return _ESCAPED.sub(lambda found: printable(found[0]), text)
 
 
-def _colour(unit: UnitEffect, largest: float) -> int | None:
-    """Return the background of a unit in xterm's palette; None: it has no effect."""
-    if not unit.left_out:
+def _colour(unit: UnitEffect, largest: float, least: float) -> int | None:
+    """Return the background of a unit in xterm's palette; None: its effect is below `least`."""
+    if not unit.left_out or abs(unit.left_out) < least:
         return None
     shades = _RAISES if unit.left_out > 0 else _LOWERS
     return shades[min(int(abs(unit.left_out) / largest * len(shades)), len(shades) - 1)]

@@ -219,6 +219,23 @@ class UnitValueInfo(BaseModel):
     rank: int = Field(description="Place among the units of the text by its value, from 1")
 
 
+class SpanInfo(BaseModel):
+    """A part of a text."""
+
+    start: int = Field(description="Index of its first character in the text")
+    end: int = Field(description="Index after its last character")
+
+
+_Unknown = Annotated[
+    list[SpanInfo],
+    Field(
+        default_factory=list,
+        description="Parts of the text that the vocabulary lacks: the model reads each of them as "
+        "the same unknown token; absent if there are none",
+    ),
+]
+
+
 class _TextInfo(BaseModel):
     """A text whose units were left out."""
 
@@ -233,6 +250,7 @@ class _TextInfo(BaseModel):
     )
     whole: float = Field(description="The score with this part of the text")
     by: UnitKind = Field(description="Kind of the units")
+    unknown: _Unknown
 
 
 class TextEffectsInfo(_TextInfo):
@@ -272,6 +290,7 @@ class OtherTextInfo(BaseModel):
         description="Index after the last character that the model reads; all variants have this "
         "part of the text alone"
     )
+    unknown: _Unknown
 
 
 _Other = Annotated[
@@ -344,8 +363,9 @@ def explanation_fields(
     info: dict[str, object] = {"method": _METHODS[type(explanation)], "texts": texts}
     if explanation.other is not None:
         start, end = explanation.other
-        side = _SIDES[1 - explanation.texts[0].text]
-        info["other"] = {"side": side, "start": start, "end": end}
+        other = 1 - explanation.texts[0].text
+        fields = _unknown_fields(explanation, other)
+        info["other"] = {"side": _SIDES[other], "start": start, "end": end, **fields}
     if isinstance(explanation, Deletions) and explanation.pairs is not None:
         info["pairs"] = explanation.pairs[raw]
     return info
@@ -408,8 +428,14 @@ def _text_fields(explanation: Deletions | ShapleyValues, *, raw: bool) -> list[d
             "whole": text.whole,
             "empty": text.empty,
             "by": text.by,
+            **_unknown_fields(explanation, text.text),
             "units": text.units,
             **({"words": text.words} if isinstance(text, TextEffects) and text.words else {}),
         }
         for text in texts
     ]
+
+
+def _unknown_fields(explanation: Deletions | ShapleyValues, text: int) -> dict[str, object]:
+    unknown = explanation.unknown[text]
+    return {"unknown": [{"start": start, "end": end} for start, end in unknown]} if unknown else {}

@@ -10,6 +10,7 @@ import pytest
 import vitrine
 from models.artifact import Artifact
 from service import commands, explain_command
+from service.inference.explain.deletion import TextEffects, UnitEffect
 from tests.service.api.conftest import (  # noqa: F401 - fixtures
     classifier,
     entity_finder,
@@ -126,6 +127,22 @@ def test_only_terminals_get_colours(
     assert explained(capsys, small_artifact.path, *arguments) == plain
 
 
+def test_effects_as_small_as_rounding_have_no_colour() -> None:
+    units = [UnitEffect(0, 2, 4e-6, 0.0, 1), UnitEffect(3, 5, -6e-6, 0.0, 2)]
+    effects = TextEffects(0, "w5 w6", (0, 5), 0.5, 0.0, "words", units)
+    painted, *_ = explain_command._lines("w5 w6", effects, [], has_colours=True)
+    assert painted.startswith("w5 \x1b")
+
+
+def test_words_that_the_vocabulary_lacks_are_named_once(
+    capsys: pytest.CaptureFixture[str], small_artifact: Artifact
+) -> None:
+    text = "w5 \N{SAUROPOD} \N{SAUROPOD} \N{BAT}"
+    output = explained(capsys, small_artifact.path, "w5", text)
+    named = "(not in the vocabulary, and alike for the model: \N{SAUROPOD}, \N{BAT})"
+    assert re.findall(r"^\(not .*", output, re.M) == [named]
+
+
 def test_escape_sequences_of_a_text_are_not_printed(
     capsys: pytest.CaptureFixture[str], small_artifact: Artifact
 ) -> None:
@@ -151,9 +168,11 @@ def test_characters_that_hide_or_reorder_text_are_escaped_and_joiners_are_not(
     capsys: pytest.CaptureFixture[str], small_artifact: Artifact, text: str, shown: str | None
 ) -> None:
     output = explained(capsys, small_artifact.path, "w", text, "--by", "sentences")
-    *_, line, _, listed = output.splitlines()
+    lines = [line for line in output.splitlines() if not line.startswith("(not in the vocabulary")]
+    *_, line, _, listed = lines
     assert line == (shown or text)
     assert listed.split()[1:] == (shown or text).split()
+    assert shown is None or text not in output
 
 
 def test_characters_that_the_terminal_lacks_are_escaped(
@@ -173,7 +192,7 @@ def test_escape_sequences_of_a_label_are_not_printed(
     monkeypatch: pytest.MonkeyPatch,
     small_artifact: Artifact,
 ) -> None:
-    monkeypatch.setattr(explain_command, "_explain", lambda *_: ("\x1b]0;owned\x07 0.5", []))
+    monkeypatch.setattr(explain_command, "_explain", lambda *_: ("\x1b]0;owned\x07 0.5", [], []))
     assert "\x1b" not in explained(capsys, small_artifact.path, "a", "b")
 
 

@@ -42,7 +42,7 @@ from service.inference.explain.notebook_html import Chip, format_number, format_
 from service.inference.explain.options import TextUnit, UnitKind
 from service.inference.explain.pictures import heading_of, picture, summary_of, text_summary_of
 from service.inference.explain.shapley import Subsets, shapley_values
-from service.inference.tokenizing.rows import Span
+from service.inference.tokenizing.rows import Span, strip_span
 from service.inference.tokenizing.sentences import sentence_starts
 from service.inference.tokenizing.words import word_spans
 
@@ -196,6 +196,8 @@ class Deletions:
             empty if the tokens did not suffice; None: not requested.
         other: Span that the model reads of the other text of a pair, whose units were not left out;
             all variants have this part. None: there is no such text.
+        unknown: Spans of each text that the model reads as the unknown token, so that for it they
+            are alike.
     """
 
     texts: Sequence[TextEffects]
@@ -203,6 +205,7 @@ class Deletions:
     label: str | None = None
     pairs: tuple[Sequence[PairEffect], Sequence[PairEffect]] | None = None
     other: Span | None = None
+    unknown: Sequence[Sequence[Span]] = ()
     meaning: ClassVar[str] = "lost by the {} without it"
 
     @property
@@ -226,6 +229,7 @@ class ShapleyValues:
     raw_texts: Sequence[TextValues]
     label: str | None = None
     other: Span | None = None
+    unknown: Sequence[Sequence[Span]] = ()
     meaning: ClassVar[str] = "part of the {} (Shapley value)"
 
     @property
@@ -254,7 +258,7 @@ def unit_spans(text: str, by: TextUnit) -> list[Span]:
     if by == "words":
         return word_spans(text)
     starts = sorted({0, *sentence_starts(text), len(text)})
-    spans = (_strip(text, *span) for span in pairwise(starts))
+    spans = (strip_span(text, *span) for span in pairwise(starts))
     return [span for span in spans if span[0] < span[1]]
 
 
@@ -342,8 +346,3 @@ def _ranks(values: Sequence[float]) -> list[int]:
     ranks = np.empty(len(values), int)
     ranks[np.argsort([-value for value in values], kind="stable")] = range(1, len(values) + 1)
     return list(map(int, ranks))
-
-
-def _strip(text: str, start: int, end: int) -> Span:
-    part = text[start:end]
-    return start + len(part) - len(part.lstrip()), start + len(part.rstrip())

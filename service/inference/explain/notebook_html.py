@@ -68,16 +68,19 @@ class Passage(NamedTuple):
     chips: Sequence[Chip]
 
 
-def explanation_html(heading: str, passages: Sequence[Passage], meaning: str) -> str:
+def explanation_html(
+    heading: str, passages: Sequence[Passage], meaning: str, least: float = 0.0
+) -> str:
     """Return the picture of texts on one scale.
 
     Args:
         heading: Line above all texts.
         passages: The texts.
         meaning: Meaning of the number that colours a unit.
+        least: Least scale: smaller numbers are rounding, and hardly coloured.
     """
     values = [abs(chip.value) for each in passages for chip in each.chips if chip.value is not None]
-    scale = max(values, default=0.0)
+    scale = max([least, *values])
     return (
         f"<div><div><b>{escape(heading)}</b></div>{_legend(scale, meaning)}"
         f"{''.join(_passage(each, scale) for each in passages)}</div>"

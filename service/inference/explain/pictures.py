@@ -15,6 +15,11 @@ from service.inference.tokenizing.rows import Span
 
 # Number of units in a repr, those with the largest numbers.
 _IN_REPR = 3
+# Maximum number of unknown parts of a text that are named.
+_NAMED = 5
+# A number that is smaller than this part of the result is rounding: the result of a text depends on
+# its batch, by up to a few millionths.
+ROUNDING = 1e-5
 
 
 class ExplainedText(Protocol):
@@ -57,6 +62,10 @@ class PicturedExplanation(Protocol):
         """Label of the score."""
 
     @property
+    def unknown(self) -> Sequence[Sequence[Span]]:
+        """Spans of each text that the model reads as the unknown token."""
+
+    @property
     def meaning(self) -> str:
         """Meaning of a unit's number, with a place for the name of the result."""
 
@@ -69,13 +78,27 @@ def picture(heading: str, explanations: Sequence[tuple[str, PicturedExplanation]
         explanations: Each explanation, and the beginning of the lines above its texts.
     """
     passages = [
-        Passage(f"{title}{name}, {kind}{_limit_phrase(text)}", text.content, chips)
+        Passage(
+            f"{title}{name}, {kind}{_limit_phrase(text)}{_unknown_phrase(text, explanation)}",
+            text.content,
+            chips,
+        )
         for title, explanation in explanations
         for name, text in zip(_names(explanation), _texts(explanation), strict=True)
         for kind, chips in text.rows.items()
     ]
     first = explanations[0][1]
-    return explanation_html(heading, passages, first.meaning.format(result_name_of(first)))
+    results = [text.whole for _, explanation in explanations for text in _texts(explanation)]
+    least = ROUNDING * max(map(abs, results))
+    return explanation_html(heading, passages, first.meaning.format(result_name_of(first)), least)
+
+
+def unknown_parts(text: str, spans: Sequence[Span]) -> str:
+    """Return the parts of a text that the vocabulary lacks, the first ones if they are many."""
+    parts = dict.fromkeys(_short(text[slice(*span)]) for span in spans)
+    named = ", ".join(list(parts)[:_NAMED])
+    others = len(parts) - _NAMED
+    return f"{named} and {others} more" if others > 0 else named
 
 
 def heading_of(explanation: PicturedExplanation) -> str:
@@ -130,3 +153,11 @@ def _limit_phrase(text: ExplainedText) -> str:
     if text.read == (0, len(text.content)):
         return ""
     return f"; the model reads characters {start} to {end} of {len(text.content)}"
+
+
+def _unknown_phrase(text: ExplainedText, explanation: PicturedExplanation) -> str:
+    spans = explanation.unknown[text.text]
+    if not spans:
+        return ""
+    parts = embedded(unknown_parts(text.content, spans))
+    return f"; not in the vocabulary, and alike for the model: {parts}"

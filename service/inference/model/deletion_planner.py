@@ -244,6 +244,7 @@ class DeletionPlanner:
                     [self._shapley(part, raw=True) for part in parts],
                     self._label_of(index),
                     _other_of(parts),
+                    self._unknown(parts),
                 )
                 for index, parts in self._of.items()
             }
@@ -256,6 +257,7 @@ class DeletionPlanner:
                 if self.deletion.pairs
                 else None,
                 _other_of(parts),
+                self._unknown(parts),
             )
             for index, parts in self._of.items()
         }, {}
@@ -535,6 +537,18 @@ class DeletionPlanner:
     def _label_of(self, index: int) -> str | None:
         """Return the label of an input whose score is explained; None: scores of pairs."""
         return self.labels[self._column_of(index)] if self.labels else None
+
+    def _unknown(self, parts: Sequence[Part]) -> list[list[Span]]:
+        """Return the spans of each text of an input that the model reads as the unknown token."""
+        first = parts[0]
+        reads = [part.read for part in parts]
+        if first.other is not None:
+            reads = [first.other, first.read] if first.text else [first.read, first.other]
+        unknown = map(self.model.tokenizer.unknown_spans, _texts_of(first.whole))
+        return [
+            [(read + start, read + end) for start, end in spans]
+            for (read, _), spans in zip(reads, unknown, strict=True)
+        ]
 
     def _column_of(self, index: int) -> int:
         """Return the index of the label of an input: the best, or the best of the given name."""

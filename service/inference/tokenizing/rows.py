@@ -98,3 +98,9 @@ def fill_row(row: Row, rules: TokenRules) -> Row:
         offsets=None if row.offsets is None else [*row.offsets, *[None] * missing],
         unattended=0 if rules.attends_to_filler else missing,
     )
+
+
+def strip_span(text: str, start: int, end: int) -> Span:
+    """Return a span of a text without the white space at its ends."""
+    part = text[start:end]
+    return start + len(part) - len(part.lstrip()), start + len(part.rstrip())

@@ -21,7 +21,15 @@ from service.inference.tokenizing.encodings import (
     slices,
     spans_of,
 )
-from service.inference.tokenizing.rows import NO_PROMPT, Prompt, Row, Span, TokenizedText, fill_row
+from service.inference.tokenizing.rows import (
+    NO_PROMPT,
+    Prompt,
+    Row,
+    Span,
+    TokenizedText,
+    fill_row,
+    strip_span,
+)
 from service.inference.tokenizing.shared_tokenizers import (
     invalid_tokenizer_errors,
     shared_tokenizer,
@@ -181,6 +189,22 @@ class TextTokenizer:
         """Token id that stands for what is not in the vocabulary; None: there is none."""
         own = getattr(self._tokenizer.model, "unk_token", None)
         return self._first_id((own,) if own else _UNKNOWN_TOKENS)
+
+    def unknown_spans(self, text: str) -> list[Span]:
+        """Return the span of each part of a text that the model reads as the unknown token.
+
+        Raises:
+            TooLarge: The text has too many characters.
+        """
+        if self.unknown_id is None or not text:
+            return []
+        limit = self.manifest.max_tokens
+        (encoding,) = self.encodings.encode_truncated(
+            [text], limit, with_offsets=True, with_special=False
+        )
+        tokens = zip(encoding.offsets, encoding.ids, strict=True)
+        spans = [span for span, token in tokens if token == self.unknown_id]
+        return [strip_span(text, *span) for span in spans if text[slice(*span)].strip()]
 
     def read_span(self, text: str, prompt_name: str | None, on_overflow: OnOverflow) -> Span:
         """Return the span of a text that is left after truncation, in characters.

@@ -58,19 +58,20 @@ function ranked(units) {
 export function deletionCard(run, model) {
   const texts = explainedTexts(run, model);
   const units = texts.flatMap(({ name: text, units: own, words }) => [...own, ...words].map((unit) => ({ ...unit, name: text })));
-  const scale = largest(units.map(({ score }) => score));
+  const least = roundingOf(texts);
+  const scale = Math.max(least, largest(units.map(({ score }) => score)));
   const [, above, below] = texts;
   const name = below ? "difference" : nameOf(run);
   return card(below ? `Words that speak for ${inSentence(above.name)} or for ${inSentence(below.name)}` : `Words that raise or lower the ${name}`,
     element("div", { className: "evidence" },
       element("div", {},
         element("div", { className: "heading" },
-          element("p", {}, bestSentence(texts, name)),
+          element("p", {}, bestSentence(texts, name, least)),
           legend(scale, { ends: below ? [below, above].map((text) => `for ${inSentence(text.name)}`) : [] })),
         ...negationSentences(texts, name).map((sentence) => element("p", {}, sentence)),
         ...texts.map((text, index) => passage(text, scale, index < 2, text === below ? otherSentence(text) : ""))),
       element("div", { className: "slot" })), // of the counterfactuals, see whatif.js
-    ...[...texts.map(cutSentence), nullSentence(run, texts), checkSentence(run, texts)].filter(Boolean).map((sentence) => muted(sentence)),
+    ...[...texts.map(cutSentence), ...texts.map((text) => unknownSentence(text, inSentence(text.name))), nullSentence(run, texts), checkSentence(run, texts)].filter(Boolean).map((sentence) => muted(sentence)),
     details("Exact numbers",
       table(`Effect of each word or sentence on the ${name}`, ["Word or sentence", "Text", "Left out", "Alone", "Rank"],
         units.map((unit) => [unit.content, unit.name, measured(unit.score), measured(unit.alone), number(unit.rank, String(unit.rank))]))));
@@ -93,17 +94,22 @@ function passage({ name, input, units, words }, scale, canStrike, sentence) {
 export const inSentence = (name) => (name.startsWith("Text ") ? name.replace("T", "t") : `the ${name.toLowerCase()}`);
 
 const MOST_LETTERS = 60;
+const MOST_UNKNOWN = 5;
 export const quoted = ({ content }) => `“${embedded(slice(content, { start: 0, end: MOST_LETTERS }))}${[...content].length > MOST_LETTERS ? "…" : ""}”`;
+
+// The result of a text depends on its batch, by up to a few millionths.
+const ROUNDING = 1e-5;
+export const roundingOf = (texts) => ROUNDING * largest(texts.map(({ whole }) => whole));
 
 // The least size of an effect that matters: a tenth of the largest.
 export const matterOf = (units) => largest(units.map(({ score }) => score)) / 10;
 
 // The units with the largest effects, each with its text. Those of a difference speak for one of its documents.
-function bestSentence(texts, name) {
+function bestSentence(texts, name, least) {
   const [, above, below] = texts;
   const units = texts.flatMap((text) => text.units.map((unit) => ({ ...unit, in: text })))
     .filter((unit) => unit.score !== null && isWord(unit));
-  const matter = matterOf(units);
+  const matter = Math.max(least, matterOf(units));
   const list = (sign) => {
     const best = units.filter(({ score }) => sign * score > 0 && sign * score >= matter).sort((one, other) => sign * (other.score - one.score)).slice(0, 3);
     return [listed(best.map((unit) => `${quoted(unit)}${texts.length > 1 ? ` (${inSentence(unit.in.name)})` : ""}`)), best.length];
@@ -126,6 +132,14 @@ export const isCut = ({ start, end, content }) => start > 0 || end < [...content
 function cutSentence(text) {
   if (!isCut(text)) return "";
   return `The model reads characters ${text.start} to ${text.end} of the ${[...text.content].length} of ${inSentence(text.name)}; the rest has no effect.`;
+}
+
+export function unknownSentence({ unknown = [], content }, name) {
+  if (!unknown.length) return "";
+  const parts = [...new Set(unknown.map((span) => quoted({ content: slice(content, span) })))];
+  const named = parts.slice(0, MOST_UNKNOWN);
+  const others = parts.length - named.length;
+  return `The vocabulary lacks ${listed(others ? [...named, `${others} more`] : named)} of ${name}: the model reads each as the same unknown token.`;
 }
 
 function nullSentence({ body: { documents = [] } }, texts) {

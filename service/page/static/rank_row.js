@@ -1,7 +1,7 @@
 // A row of the ranking: rank, score, and the passage as prose, coloured by what its sentences or words do to the score.
 
 import { diverging } from "./colours.js";
-import { isCut } from "./deletion.js";
+import { isCut, roundingOf, unknownSentence } from "./deletion.js";
 import { element, embedded } from "./dom.js";
 import { rove } from "./roving.js";
 import { beginning, largest, slice } from "./tokens.js";
@@ -57,7 +57,7 @@ function paintProse(row, explained, { passages, truncated, query }, index, model
   const isTruncated = truncated[index];
   row.dataset.by = explained.by;
   const prose = row.querySelector(".prose");
-  const scale = largest(explained.units.map(({ left_out: value }) => value));
+  const scale = Math.max(roundingOf([explained]), largest(explained.units.map(({ left_out: value }) => value)));
   let at = explained.start;
   const content = explained.units.flatMap((unit) => {
     const between = slice(text, { start: at, end: unit.start });
@@ -72,7 +72,11 @@ function paintProse(row, explained, { passages, truncated, query }, index, model
   prose.ariaLabel = `${prose.ariaLabel}: its ${explained.by} can be struck out`;
   rove(prose, units);
   const readout = row.querySelector(".readout");
-  readout.textContent = isCut({ ...explained.query, content: query }) ? "The model did not read all of the query." : "";
+  const queried = { ...explained.query, content: query };
+  readout.textContent = [
+    isCut(queried) ? "The model did not read all of the query." : "",
+    unknownSentence(queried, "the query"), unknownSentence({ ...explained, content: text }, "the passage"),
+  ].filter(Boolean).join(" ");
   const say = ({ target }) => { if (target.dataset.said) readout.textContent = target.dataset.said; };
   prose.addEventListener("focusin", say);
   prose.addEventListener("mouseover", say);

@@ -96,6 +96,22 @@ def test_without_another_text_there_is_no_part_of_it(
     assert all("other" not in explanation for explanation in response["explanations"])
 
 
+@pytest.mark.parametrize("method", ["deletion", "shapley"])
+def test_parts_that_the_vocabulary_lacks_are_named(
+    any_client: TestClient, classify_client: TestClient, method: str
+) -> None:
+    explain = {"by": "words", "method": method}
+    body = {"queries": "w5 \N{SAUROPOD}", "documents": ["\N{SAUROPOD} w6", "w6 w7"]}
+    first, second = ask(any_client, "/score", **body, explain=explain)["explanations"]
+    assert first["texts"][0]["unknown"] == [{"start": 0, "end": 1}]
+    assert first["other"]["unknown"] == [{"start": 3, "end": 4}]
+    assert "unknown" not in second["texts"][0]
+    inputs = [["w5 w6", "w7 \N{SAUROPOD}"]]
+    (labels,) = ask(classify_client, "/classify", inputs=inputs, explain=explain)["explanations"]
+    assert "unknown" not in labels["texts"][0]
+    assert labels["texts"][1]["unknown"] == [{"start": 3, "end": 4}]
+
+
 def test_rerank_explains_the_best_three(any_client: TestClient) -> None:
     documents = ["w9", "w40 w5", "w5 w6", "w9 w5", "sat"]
     body = {"query": QUERY, "documents": documents}

@@ -83,6 +83,25 @@ def test_words_of_two_documents_speak_for_one_of_them(shared_page: Browser) -> N
     assert "A word that raises the score of text C lowers the difference" in shown
 
 
+def test_effects_as_small_as_rounding_are_no_effects(shared_page: Browser) -> None:
+    shown = card(shared_page, score_run({"pet": 4e-6, "a": 0.0}, {"cat": -1e-8}))
+    assert "No word changes the cosine similarity." in shown
+    assert "“pet” (text A) raises the cosine similarity most." in card(
+        shared_page, score_run({"pet": 6e-6, "a": 0.0}, {"cat": -1e-8})
+    )
+
+
+def test_words_that_the_vocabulary_lacks_are_named(shared_page: Browser) -> None:
+    run = score_run({"pet": 0.1}, dict.fromkeys("abcdefgh", 0.1))
+    document = run["result"]["explanations"][0]["texts"][1]
+    document["unknown"] = [{"start": 2 * index, "end": 2 * index + 1} for index in range(7)]
+    listed = "“a”, “b”, “c”, “d”, “e” and 2 more of text B"
+    sentence = f"The vocabulary lacks {listed}: the model reads each as the same unknown token."
+    shown = card(shared_page, run)
+    assert sentence in shown
+    assert shown.count("lacks") == 1
+
+
 def test_titles_with_two_documents_are_neutral(browser: Browser, plain_url: str) -> None:
     address = f"{plain_url}/debug?model=embedding#tab=explain&run=1"
     page = open_page(browser, address, has_gradients=False)

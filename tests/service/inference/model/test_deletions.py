@@ -1,14 +1,16 @@
 """Explanations by deletion, against results of `score` for the texts that a client would send."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
 
 import vitrine
 from models.artifact import Artifact
+from models.manifest import TOKENIZER
 from service.inference.call_options import CallOptions, Deadline, OnOverflow, Priority
 from service.inference.explain.deletion import without
 from service.inference.model import scoring
@@ -496,6 +498,42 @@ def test_chunks_are_those_of_encode_chunks_and_each_number_is_the_difference_of_
         assert unit.left_out == pytest.approx(whole - without_it, abs=1e-5)
         alone = score(model, "w7", part[unit.start : unit.end])
         assert unit.alone == pytest.approx(alone - empty, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "deletion",
+    [
+        vitrine.Deletion(by="words"),
+        vitrine.Deletion(of="query"),
+        vitrine.Deletion(by="words", of="both", method="shapley"),
+    ],
+)
+def test_unknown_parts_of_both_texts_are_those_of_the_tokenizer(
+    models: Models, kind: str, deletion: vitrine.Deletion
+) -> None:
+    model = models[kind]
+    texts = "w5 \N{SAUROPOD}w", "w6 \N{THAI CHARACTER KO KAI} w7\N{SAUROPOD} w8"
+    result = model.score(*texts, explain=deletion)
+    assert result.truncated == [False]
+    explanation = result.deletions.get(0) or result.shapley_values[0]
+    tokenizer = Tokenizer.from_file(str(model.model.artifact.path / TOKENIZER))
+    unknown = tokenizer.token_to_id("[UNK]")
+    expected = []
+    for text in texts:
+        encoding = tokenizer.encode(text)
+        tokens = zip(encoding.ids, encoding.offsets, strict=True)
+        expected.append([span for token, span in tokens if token == unknown])
+    assert all(expected)
+    assert explanation.unknown == expected
+
+
+def test_unknown_parts_are_those_of_the_part_that_is_read(models: Models) -> None:
+    query, document = "w5", f"\N{SAUROPOD} {'w6 ' * 400}\N{SAUROPOD}"
+    ends: Mapping[OnOverflow, int] = {"truncate": 0, "truncate_left": len(document) - 1}
+    for overflow, start in ends.items():
+        result = models["cosine"].score(query, document, explain=True, on_overflow=overflow)
+        assert result.deletions[0].unknown == [[], [(start, start + 1)]]
 
 
 def test_text_of_white_space_has_no_chunks(models: Models) -> None:

@@ -15,6 +15,7 @@ import pytest
 import vitrine
 from models.artifact import Artifact
 from models.manifest import MANIFEST
+from service.inference.explain.deletion import Deletions, TextEffects, UnitEffect
 from service.inference.explain.notebook_html import Chip, Passage, explanation_html
 from tests.models.checkpoints import edit_json
 from tests.service.inference.model.conftest import THREAD, Models
@@ -208,6 +209,21 @@ def test_truncated_text_says_what_the_model_reads(model: vitrine.SyncModel) -> N
     read = explanation.texts[0].read
     expected = f"the model reads characters 0 to {read[1]} of {len(text)}"
     assert expected in explanation._repr_html_()
+
+
+def test_words_that_the_vocabulary_lacks_are_named(model: vitrine.SyncModel) -> None:
+    lacked = [chr(ord("\N{SAUROPOD}") + index) for index in range(7)]
+    explanation = model.score("w5", " ".join([*lacked, "w6"]), explain=True).deletions[0]
+    title = f"alike for the model: {', '.join(lacked[:5])} and 2 more"
+    assert title in explanation._repr_html_()
+
+
+def test_effects_as_small_as_rounding_are_hardly_coloured() -> None:
+    units = [UnitEffect(0, 2, 1e-8, 0.0, 1), UnitEffect(3, 5, 0.0, 0.0, 2)]
+    text = TextEffects(1, "w5 w6", (0, 5), 0.5, 0.0, "words", units)
+    picture = Picture(Deletions([text], [text], unknown=[[], []])._repr_html_())
+    one, other = (unit.background for unit in picture.units)
+    assert one == other
 
 
 @pytest.mark.slow
