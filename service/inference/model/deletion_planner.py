@@ -561,9 +561,11 @@ class DeletionPlanner:
     def _check(self, fits: bool) -> None:
         if not fits:
             coarser = ', or by "sentences"' if self.deletion.units == "words" else ""
+            can_rise = self.max_tokens < MAX_TOKENS
+            larger = f", or with max_tokens up to {MAX_TOKENS}" if can_rise else ""
             raise InvalidInput(
                 f"leaving out the units of the texts takes more than {self.max_tokens} "
-                f"tokens; explain fewer or shorter texts{coarser}",
+                f"tokens; explain fewer or shorter texts{coarser}{larger}",
                 code="too_many_tokens",
                 pointer="/explain",
             )
