@@ -71,7 +71,7 @@ export function deletionCard(run, model) {
         ...negationSentences(texts, name).map((sentence) => element("p", {}, sentence)),
         ...texts.map((text, index) => passage(text, scale, index < 2, text === below ? otherSentence(text) : ""))),
       element("div", { className: "slot" })), // of the counterfactuals, see whatif.js
-    ...[...texts.map(cutSentence), ...texts.map((text) => unknownSentence(text, inSentence(text.name))), nullSentence(run, texts), checkSentence(run, texts)].filter(Boolean).map((sentence) => muted(sentence)),
+    ...[...texts.map(cutSentence), unknownSentence(texts), nullSentence(run, texts), checkSentence(run, texts)].filter(Boolean).map((sentence) => muted(sentence)),
     details("Exact numbers",
       table(`Effect of each word or sentence on the ${name}`, ["Word or sentence", "Text", "Left out", "Alone", "Rank"],
         units.map((unit) => [unit.content, unit.name, measured(unit.score), measured(unit.alone), number(unit.rank, String(unit.rank))]))));
@@ -134,12 +134,13 @@ function cutSentence(text) {
   return `The model reads characters ${text.start} to ${text.end} of the ${[...text.content].length} of ${inSentence(text.name)}; the rest has no effect.`;
 }
 
-export function unknownSentence({ unknown = [], content }, name) {
-  if (!unknown.length) return "";
-  const parts = [...new Set(unknown.map((span) => quoted({ content: slice(content, span) })))];
-  const named = parts.slice(0, MOST_UNKNOWN);
-  const others = parts.length - named.length;
-  return `The vocabulary lacks ${listed(others ? [...named, `${others} more`] : named)} of ${name}: the model reads each as the same unknown token.`;
+export function unknownSentence(texts) {
+  const lacked = texts.flatMap(({ unknown = [], content, name }) => {
+    const parts = [...new Set(unknown.map((span) => quoted({ content: slice(content, span) })))];
+    const more = parts.length > MOST_UNKNOWN ? [`${parts.length - MOST_UNKNOWN} more`] : [];
+    return parts.length ? [`${listed([...parts.slice(0, MOST_UNKNOWN), ...more])} of ${inSentence(name)}`] : [];
+  });
+  return lacked.length ? `The vocabulary lacks ${listed(lacked)}: the model reads each as the same unknown token.` : "";
 }
 
 function nullSentence({ body: { documents = [] } }, texts) {

@@ -72,10 +72,10 @@ function paintProse(row, explained, { passages, truncated, query }, index, model
   prose.ariaLabel = `${prose.ariaLabel}: its ${explained.by} can be struck out`;
   rove(prose, units);
   const readout = row.querySelector(".readout");
-  const queried = { ...explained.query, content: query };
+  const queried = { ...explained.query, content: query, name: "Query" };
   readout.textContent = [
     isCut(queried) ? "The model did not read all of the query." : "",
-    unknownSentence(queried, "the query"), unknownSentence({ ...explained, content: text }, "the passage"),
+    unknownSentence([queried, { ...explained, content: text, name: "Passage" }]),
   ].filter(Boolean).join(" ");
   const say = ({ target }) => { if (target.dataset.said) readout.textContent = target.dataset.said; };
   prose.addEventListener("focusin", say);

@@ -67,13 +67,15 @@ def test_words_that_the_vocabulary_lacks_are_named_below_a_passage(
     passages = "w21 \N{SAUROPOD} w5\n\nw8 w51 w7 w9"
     page = opened(browser, plain_url, "w7 \N{BAT}", passages)
     until(lambda: len(page.find_elements(By.CSS_SELECTOR, "#rank .row[data-by]")) == 2)
-    of_query, of_passage = (
-        f"The vocabulary lacks “{part}” of the {name}: "
-        "the model reads each as the same unknown token."
-        for part, name in (("\N{BAT}", "query"), ("\N{SAUROPOD}", "passage"))
+    of_both, of_query = (
+        f"The vocabulary lacks {parts}: the model reads each as the same unknown token."
+        for parts in (
+            "“\N{BAT}” of the query and “\N{SAUROPOD}” of the passage",
+            "“\N{BAT}” of the query",
+        )
     )
     shown = {row.get_attribute("data-index"): find_in(row, ".readout").text for row in rows(page)}
-    assert shown == {"0": f"{of_query} {of_passage}", "1": of_query}
+    assert shown == {"0": of_both, "1": of_query}
 
 
 def test_first_request_ranks_all_and_the_next_ones_explain_the_best_first(

@@ -114,7 +114,9 @@ def test_too_many_texts_are_refused_before_they_are_made(
     for name in ("with_units", "subsets_of"):
         monkeypatch.setattr(f"service.inference.model.deletion_planner.{name}", make)
     deletion = vitrine.Deletion(method="shapley")
-    with pytest.raises(vitrine.InvalidInput, match=r"takes more than 20000 tokens; [^_]*$") as raised:
+    with pytest.raises(
+        vitrine.InvalidInput, match=r"takes more than 20000 tokens; [^_]*$"
+    ) as raised:
         models["cosine"].score("a", document, explain=deletion)
     assert (raised.value.code, raised.value.pointer) == ("too_many_tokens", "/explain")
 
