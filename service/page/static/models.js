@@ -12,7 +12,7 @@ export async function showModels(isCurrent) {
   const models = await servedModels(key());
   if (!isCurrent()) return;
   state.models = models;
-  const chosen = MODEL ?? state.model?.name;
+  const chosen = state.model?.name ?? MODEL;
   byId("models").replaceChildren(...(models.length < 2 ? [] : models.map(({ name }) =>
     element("a", { href: `debug?model=${encodeURIComponent(name)}`, aria: { current: name === chosen } }, name))));
   const othersIn = (section) => models.filter((model) => model.name !== chosen && SECTIONS[section].kinds.includes(kindOf(model)));

@@ -49,7 +49,7 @@ function isOffered(name) {
 
 function isReady(name) {
   const { route, isOfTwo } = SECTIONS[name];
-  return state.model !== null && (!route || state.model.gradients !== null) && (!isOfTwo || (state.models.length > 1 && document.querySelector("[name=other]").length > 0));
+  return state.model !== null && (!route || state.model.gradients !== null) && (!isOfTwo || document.querySelector("[name=other]").length > 0);
 }
 
 function showTabs() {

@@ -128,9 +128,14 @@ def page(browser: Browser, url: str) -> Browser:
 
 @pytest.fixture(scope="session")
 def url_of_both(small_artifact: Artifact, other_artifact: Artifact, hold: Path) -> Iterator[str]:
-    """A service with the models "first" and "second", which has other word embeddings."""
-    artifacts = {"first": small_artifact, "second": other_artifact}
-    models = [{"name": name, "path": str(each.path)} for name, each in artifacts.items()]
+    """A service with the models "first" and "second", which has other word embeddings.
+
+    "one" is an alias of "first".
+    """
+    models = [
+        {"name": "first", "path": str(small_artifact.path), "aliases": ["one"]},
+        {"name": "second", "path": str(other_artifact.path)},
+    ]
     yield from started_service(hold, VITRINE_MODELS__SERVED=json.dumps(models))
 
 

@@ -117,6 +117,8 @@ def test_only_embedding_models_are_offered_for_comparison(
     page = open_page(browser, address, has_gradients=False)
     until(lambda: shows(page, "#one-model", "no other embedding model"))
     assert not find(page, "#compare .go").is_enabled()
-    page = open_page(browser, f"{url_of_both}/debug?model=first#tab=compare")
-    until(lambda: find(page, "#compare .go").is_enabled())
-    assert texts(page, "[name=other] option") == ["second"]
+    for name in ("first", "one"):
+        page = open_page(browser, f"{url_of_both}/debug?model={name}#tab=compare")
+        until(lambda: find(page, "#compare .go").is_enabled())
+        assert texts(page, "[name=other] option") == ["second"], name
+        assert find(page, "#models [aria-current=true]").text == "first", name
