@@ -118,7 +118,7 @@ def test_only_embedding_models_are_offered_for_comparison(
     until(lambda: shows(page, "#one-model", "no other embedding model"))
     assert not find(page, "#compare .go").is_enabled()
     for name in ("first", "one"):
-        page = open_page(browser, f"{url_of_both}/debug?model={name}#tab=compare")
-        until(lambda: find(page, "#compare .go").is_enabled())
-        assert texts(page, "[name=other] option") == ["second"], name
-        assert find(page, "#models [aria-current=true]").text == "first", name
+        open_page(browser, f"{url_of_both}/debug?model={name}#tab=compare")
+        until(lambda: find(browser, "#compare .go").is_enabled())
+        assert texts(browser, "[name=other] option") == ["second"], name
+        assert find(browser, "#models [aria-current=true]").text == "first", name
