@@ -37,3 +37,19 @@ def test_required_versions_are_those_of_sentence_transformers(
         check_requirements(ModelFolder(folder))
     require(flash_attn=">=2")  # not used here
     check_requirements(ModelFolder(folder))
+
+
+def test_development_version_counts_as_in_sentence_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "model"
+    save_sentence_model(folder)
+    own = {"requirements": {"numpy": ">=2.0"}}
+    write_json(folder / "config_sentence_transformers.json", own)
+    for reader in (
+        "models.export.requirements.version",
+        "sentence_transformers.util.environment.get_installed_version",
+    ):
+        monkeypatch.setattr(reader, lambda _: "2.5.0.dev0")
+    SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    check_requirements(ModelFolder(folder))
