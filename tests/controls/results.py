@@ -575,6 +575,13 @@ GUARDS = (
         "test_variants_of_long_words_take_no_more_memory_than_those_of_tokens",
     ),
     Guard(
+        "service/inference/model/deletion_planner.py",
+        "[(read + start, read + end) for start, end in spans]",
+        "list(spans)",
+        "tests/service/inference/model/test_deletions.py::"
+        "test_unknown_parts_are_those_of_the_part_that_is_read",
+    ),
+    Guard(
         "service/inference/model/explanations.py",
         "index: highlights_of(deletions, how.count)",
         "index: deletions",
