@@ -156,7 +156,7 @@ def _detach_all() -> None:
         model._lock = threading.Lock()  # another thread may have held it
 
 
-# Before the threads of engines are joined, which otherwise first run all that is queued; `atexit`
+# Before the threads of engines take no more work, which their models would log as a failure; `atexit`
 # comes after that.
 threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 os.register_at_fork(after_in_child=_detach_all)

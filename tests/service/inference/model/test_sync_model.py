@@ -19,11 +19,13 @@ from tests.eventually import HANG_S, eventually
 from tests.service.inference.model.conftest import THREAD, HeldRuns
 
 LONG = ["long text " * 50] * 200
+# The model is closed before functions of atexit run.
 OPEN = """
-import sys, threading
+import atexit, os, sys, threading
 import vitrine
 model = vitrine.SyncModel(sys.argv[1])
 model.encode("a text")
+atexit.register(lambda: model.model.batcher.is_alive and os.write(1, b"the model is open"))
 """
 BUSY = """
 def encode():
