@@ -77,10 +77,16 @@ function fillWithNaN(value) {
   }
 }
 
+// Linux takes less as one argument of a command. Longer bodies are the command's input.
+const MAX_ARGUMENT_BYTES = 128 * 1024;
+
 export function curl(path, body, hasKey) {
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const url = new URL(path, document.baseURI);
   url.hash = "";
   const key = hasKey ? " -H 'Authorization: Bearer KEY'" : "";
-  return `curl ${quoted(url.href)}${key} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(named(body)))}`;
+  const command = `curl ${quoted(url.href)}${key} -H 'Content-Type: application/json' -d`;
+  const json = JSON.stringify(named(body));
+  const isArgument = new TextEncoder().encode(json).length < MAX_ARGUMENT_BYTES;
+  return isArgument ? `${command} ${quoted(json)}` : `${command} @- <<'END'\n${json}\nEND`;
 }
