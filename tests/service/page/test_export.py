@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import shlex
 import subprocess
+import unicodedata
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -92,6 +94,17 @@ def test_curl_sends_requests_that_are_too_long_for_an_argument(page: Browser) ->
     response = json.loads(done.stdout)
     assert response["scores"] == pytest.approx(record["result"]["scores"], abs=1e-5)
     assert response["tokens"] == record["result"]["tokens"]
+
+
+def test_curl_has_no_characters_that_a_terminal_takes_for_keys(page: Browser) -> None:
+    text = "it's a cat\x7f \x1b[31m \x85 \x9b \u00a0"
+    set_value(page, "a", text)
+    run(page, "explain")
+    find(page, "#explain [data-export=curl]").click()
+    command = page.execute_script("return document.querySelector('#explain .curl').textContent")
+    first = command.split("\ncurl ")[0]
+    assert [character for character in first if unicodedata.category(character) == "Cc"] == []
+    assert json.loads(shlex.split(first)[-1])["queries"] == text
 
 
 def test_csv_has_the_exact_numbers_of_the_tables(page: Browser, url: str, exported: Export) -> None:
