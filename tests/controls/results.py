@@ -29,8 +29,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/variant_texts.py",
-        "limits=self.limits,\n                instruction=self.options.instruction,\n",
-        "limits=self.limits,\n",
+        "self.limits, instruction=self.options.instruction)",
+        "self.limits)",
         f"{_Y}test_explanation_of_a_long_document_is_of_the_part_that_is_read",
     ),
     Guard(
@@ -664,8 +664,8 @@ GUARDS = (
     ),
     Guard(
         "service/inference/model/variant_texts.py",
-        "longest = max(self.candidates.hypotheses, key=tokenizer.count)",
-        "longest = min(self.candidates.hypotheses, key=tokenizer.count)",
+        "longest = max(self.candidates.hypotheses, key=self.model.tokenizer.count)",
+        "longest = min(self.candidates.hypotheses, key=self.model.tokenizer.count)",
         "tests/service/inference/model/test_zero_shot.py::"
         "test_explanations_are_differences_of_scores_of_a_label",
     ),

@@ -544,10 +544,9 @@ class DeletionPlanner:
         reads = [part.read for part in parts]
         if first.other is not None:
             reads = [first.other, first.read] if first.text else [first.read, first.other]
-        unknown = map(self.model.tokenizer.unknown_spans, _texts_of(first.whole))
         return [
             [(read + start, read + end) for start, end in spans]
-            for (read, _), spans in zip(reads, unknown, strict=True)
+            for (read, _), spans in zip(reads, self._texts.unknown(first.whole), strict=True)
         ]
 
     def _column_of(self, index: int) -> int:

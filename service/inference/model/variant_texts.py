@@ -1,10 +1,11 @@
 """Texts of variants, as the model reads them: what is read of a text, and the tokens of a row."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TypeVar
 
-from service.inference.call_options import CallOptions
+from service.inference.call_options import CallOptions, OnOverflow
 from service.inference.errors import InvalidInput
 from service.inference.model.scoring import Input
 from service.inference.model.zero_shot import CandidateLabels, join_rows, rows_of_pairs
@@ -14,6 +15,8 @@ from service.inference.tokenizing.rows import Row, Span
 
 # Prompts of the texts of a pair that are encoded separately.
 _SIDES = ("query", "document")
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -45,26 +48,40 @@ class VariantTexts:
 
     def read(self, own: Input) -> Sequence[Span]:
         """Return the span of each text of an input that the model reads."""
-        tokenizer, overflow = self.model.tokenizer, self.options.on_overflow
-        prompt = self.options.prompt_name
+        tokenizer, pair_rows = self.model.tokenizer, self.model.pair_rows
+        return self._of_texts(own, tokenizer.read_span, pair_rows.read_spans)
+
+    def unknown(self, own: Input) -> Sequence[Sequence[Span]]:
+        """Return the spans of each text of an input that the model reads as the unknown token."""
+        tokenizer, pair_rows = self.model.tokenizer, self.model.pair_rows
+        if tokenizer.unknown_id is None:
+            return [()] * (1 if isinstance(own, str) else 2)
+        return self._of_texts(own, tokenizer.unknown_spans, pair_rows.unknown_spans)
+
+    def _of_texts(
+        self,
+        own: Input,
+        of_text: Callable[[str, str | None, OnOverflow], T],
+        of_pair: Callable[..., tuple[T, T]],
+    ) -> Sequence[T]:
+        """Return what a function returns for each text of an input, as the model reads it.
+
+        Args:
+            own: The input.
+            of_text: For a text, a prompt and `on_overflow`.
+            of_pair: For both texts of a pair that are read at once, with the same and more.
+        """
+        overflow, prompt = self.options.on_overflow, self.options.prompt_name
         if self.candidates is not None and isinstance(own, str):
             # What the model reads with the longest hypothesis, it reads with all of them.
-            longest = max(self.candidates.hypotheses, key=tokenizer.count)
+            longest = max(self.candidates.hypotheses, key=self.model.tokenizer.count)
             pair = own, longest
-            rest = prompt, overflow, self.limits
-            return self.model.pair_rows.read_spans(pair, *rest, keeps_second=True)[:1]
+            return of_pair(pair, prompt, overflow, self.limits, keeps_second=True)[:1]
         if isinstance(own, str):
-            return [tokenizer.read_span(own, prompt, overflow)]
+            return [of_text(own, prompt, overflow)]
         if self.are_read_together:
-            return self.model.pair_rows.read_spans(
-                own,
-                prompt_name=prompt,
-                on_overflow=overflow,
-                limits=self.limits,
-                instruction=self.options.instruction,
-            )
-        sides = zip(own, _SIDES, strict=True)
-        return [tokenizer.read_span(text, side, overflow) for text, side in sides]
+            return of_pair(own, prompt, overflow, self.limits, instruction=self.options.instruction)
+        return [of_text(text, side, overflow) for text, side in zip(own, _SIDES, strict=True)]
 
     def have_same_rows(self, own: Input, other: Input) -> bool:
         """Return whether the model reads the same tokens of two inputs."""

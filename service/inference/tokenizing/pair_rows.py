@@ -1,7 +1,8 @@
 """Rows of pairs of texts: in the template of the model, or joined by its special tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput
@@ -17,6 +18,22 @@ from service.inference.tokenizing.tokenizer import (
     not_a_pair,
     without_tokens,
 )
+
+
+class _KeptTokens(NamedTuple):
+    """The tokens of a text that are left after truncation, without those of the prompt alone.
+
+    Attributes:
+        text: The text.
+        spans: Span of each token in the text; None: a token of the prompt.
+        ids: Token ids.
+        is_whole: Whether no token is lost.
+    """
+
+    text: str
+    spans: Sequence[Span | None]
+    ids: Sequence[int]
+    is_whole: bool
 
 
 class PairRows:
@@ -168,32 +185,74 @@ class PairRows:
         if self._templated:
             own = instruction or self.tokenizer.prompt(prompt_name).text
             return self._templated.read_spans(pair, own, limits)
-        prompt = self.tokenizer.prompt(prompt_name).text
         drops_left = self.tokenizer.drops_left(on_overflow)
+        first, second = (
+            (0, len(own.text))
+            if own.is_whole
+            else outer_span(own.spans, own.text, drops_left=drops_left)
+            for own in self._kept_tokens(pair, prompt_name, drops_left, limits, keeps_second)
+        )
+        return first, second
+
+    def unknown_spans(
+        self,
+        pair: tuple[str, str],
+        prompt_name: str | None,
+        on_overflow: OnOverflow,
+        limits: PairLimits,
+        *,
+        keeps_second: bool = False,
+        instruction: str | None = None,
+    ) -> tuple[list[Span], list[Span]]:
+        """Return the spans of the parts of each text that the model reads as the unknown token.
+
+        Raises:
+            VitrineError: Any error of `rows`, under the same conditions.
+        """
+        texts: list[tuple[str, Sequence[Span | None], Sequence[int | None]]]
+        if self._templated:
+            own = instruction or self.tokenizer.prompt(prompt_name).text
+            spellings, spans, indices = self._templated.tokens(pair, own)
+            ids = [self.tokenizer.token_id(spelling) for spelling in spellings]
+            of_texts = [
+                [span if at == index else None for span, at in zip(spans, indices, strict=True)]
+                for index in (0, 1)
+            ]
+            texts = [(*each, ids) for each in zip(pair, of_texts, strict=True)]
+        else:
+            drops_left = self.tokenizer.drops_left(on_overflow)
+            kept = self._kept_tokens(pair, prompt_name, drops_left, limits, keeps_second)
+            texts = [(each.text, each.spans, each.ids) for each in kept]
+        first, second = (self.tokenizer.spans_of_unknown(*each) for each in texts)
+        return first, second
+
+    def _kept_tokens(
+        self,
+        pair: tuple[str, str],
+        prompt_name: str | None,
+        drops_left: bool,
+        limits: PairLimits,
+        keeps_second: bool,
+    ) -> Iterator[_KeptTokens]:
+        """Yield the tokens of each text of a pair that are left after truncation."""
+        prompt = self.tokenizer.prompt(prompt_name).text
         prompted, limits = (prompt + pair[0], pair[1]), self._with_prompt(limits, prompt)
         (encoded,) = self._pairs.encode(
             [prompted], limits, drops_left=drops_left, keeps_second=keeps_second
         )
-        first, second = (
-            self._kept_span(text, kept, start, drops_left=drops_left)
-            for text, kept, start in zip(prompted, encoded.kept, (len(prompt), 0), strict=True)
-        )
-        return first, second
+        starts = len(prompt), 0
+        for own, text, kept, start in zip(pair, prompted, encoded.kept, starts, strict=True):
+            (encoding,) = self.tokenizer.encodings.encode_whole([text], with_special=False)
+            count = len(encoding)
+            rest = slice(max(0, count - kept), None) if drops_left else slice(kept)
+            spans = spans_of(encoding, start)
+            yield _KeptTokens(own, spans[rest], encoding.ids[rest], kept >= count)
 
     def _with_prompt(self, limits: PairLimits, prompt: str) -> PairLimits:
         """Return the limits of a pair whose first text has a prompt, which does not count."""
         if not prompt or limits[0] is None:
             return limits
         return limits[0] + self.tokenizer.count(prompt), limits[1]
-
-    def _kept_span(self, text: str, kept: int, start: int, *, drops_left: bool) -> Span:
-        """Return the span of the tokens that are kept of a text, counted from a character."""
-        (encoding,) = self.tokenizer.encodings.encode_whole([text], with_special=False)
-        spans = spans_of(encoding, start)
-        if kept >= len(spans):
-            return 0, len(text) - start
-        own = spans[len(spans) - kept :] if drops_left else spans[:kept]
-        return outer_span(own, text[start:], drops_left=drops_left)
 
     def room(
         self,

@@ -190,21 +190,34 @@ class TextTokenizer:
         own = getattr(self._tokenizer.model, "unk_token", None)
         return self._first_id((own,) if own else _UNKNOWN_TOKENS)
 
-    def unknown_spans(self, text: str) -> list[Span]:
+    def unknown_spans(
+        self, text: str, prompt_name: str | None, on_overflow: OnOverflow
+    ) -> list[Span]:
         """Return the span of each part of a text that the model reads as the unknown token.
 
         Raises:
+            InvalidInput: The prompt is unknown.
             TooLarge: The text has too many characters.
         """
-        if self.unknown_id is None or not text:
-            return []
-        limit = self.manifest.max_tokens
-        (encoding,) = self.encodings.encode_truncated(
-            [text], limit, with_offsets=True, with_special=False
-        )
-        tokens = zip(encoding.offsets, encoding.ids, strict=True)
-        spans = [span for span, token in tokens if token == self.unknown_id]
-        return [strip_span(text, *span) for span in spans if text[slice(*span)].strip()]
+        prompt, rules = self.prompt(prompt_name).text, self.rules(prompt_name)
+        is_left = self.drops_left(on_overflow)
+        (encoding,) = self._encodings([prompt + text], rules, is_left, with_offsets=True)
+        spans = spans_of(cast(Encoding, encoding), len(prompt))
+        return self.spans_of_unknown(text, spans, encoding.ids)
+
+    def spans_of_unknown(
+        self, text: str, spans: Sequence[Span | None], ids: Sequence[int | None]
+    ) -> list[Span]:
+        """Return the spans of unknown tokens in a text, without the white space at their ends.
+
+        Args:
+            text: The text.
+            spans: Span of each token in the text; None: it has none.
+            ids: Token ids.
+        """
+        pairs = zip(spans, ids, strict=True)
+        own = [span for span, token in pairs if span is not None and token == self.unknown_id]
+        return [strip_span(text, *span) for span in own if text[slice(*span)].strip()]
 
     def read_span(self, text: str, prompt_name: str | None, on_overflow: OnOverflow) -> Span:
         """Return the span of a text that is left after truncation, in characters.

@@ -22,7 +22,7 @@ export function connectExports(name) {
 const EXPORTS = {
   link: (name) => copy(name, link(name)),
   curl: (name) => copy(name, sections[name].runs.map(({ path, body }) => curl(path, body, key() !== "")).join("\n")),
-  json: (name) => download(`vitrine-${name}.json`, "application/json", JSON.stringify(record(name), (_, value) => finite(value), 1)),
+  json: (name) => download(`vitrine-${name}.json`, "application/json", record(name, 1)),
   csv: (name) => download(`vitrine-${name}.csv`, "text/csv", csv(name)),
   picture: async (name) => download(`vitrine-${name}.png`, "image/png", await pictureOf(name)),
   report: (name) => {
@@ -46,11 +46,10 @@ const finite = (value) => {
   return value instanceof ArrayBuffer ? `${value.byteLength} bytes` : value;
 };
 
-function record(name) {
-  return {
-    model: state.model.info,
-    runs: sections[name].runs.map(({ path, body, result, problem }) => ({ path, request: body, response: result, problem })),
-  };
+// The requests and responses as JSON.
+function record(name, indent) {
+  const runs = sections[name].runs.map(({ path, body, result, problem }) => ({ path, request: body, response: result, problem }));
+  return JSON.stringify({ model: state.model.info, runs }, (_, value) => finite(value), indent);
 }
 
 // All tables of a result, with exact numbers; an empty line is between two tables.

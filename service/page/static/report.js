@@ -45,14 +45,14 @@ function contents(name) {
     [element("h2", {}, "What if the text were different?"), copyOf(outcome)])];
 }
 
-// `values`: the inputs that the results are of.
+// `values`: the inputs that the results are of. `record`: the requests and responses, as JSON.
 export function reportOf(name, values, record, link) {
   const file = document.implementation.createHTMLDocument(`Vitrine: ${document.querySelector(`#tab-${name}`).textContent}`);
   const heading = document.querySelector(`#${name} h2`).innerText;
   const texts = [...document.querySelectorAll(".texts label, .stated")].filter(({ offsetParent }) => offsetParent)
     .map((label) => [label.querySelector(".name:not([hidden])").textContent, values[label.querySelector("textarea, input, select").name]]);
   const policy = element("meta", { httpEquiv: "Content-Security-Policy", content: "default-src 'none'; style-src 'unsafe-inline'; img-src data:" });
-  const data = element("script", { type: "application/json", id: "data", textContent: JSON.stringify(record).replaceAll("<", "\\u003c") });
+  const data = element("script", { type: "application/json", id: "data", textContent: record.replaceAll("<", "\\u003c") });
   file.documentElement.lang = "en";
   file.body.className = "still";
   file.head.prepend(element("meta", { content: "width=device-width, initial-scale=1", name: "viewport" }));

@@ -77,10 +77,20 @@ function fillWithNaN(value) {
   }
 }
 
+// JSON escapes all control characters but these. A terminal takes them for keys: DEL erases the character before it.
+const CONTROLS = /[\x7f-\x9f]/g;
+const escaped = (control) => `\\u00${control.charCodeAt(0).toString(16)}`;
+
+// Linux takes less as one argument of a command. Longer bodies are the command's input.
+const MAX_ARGUMENT_BYTES = 128 * 1024;
+
 export function curl(path, body, hasKey) {
   const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
   const url = new URL(path, document.baseURI);
   url.hash = "";
   const key = hasKey ? " -H 'Authorization: Bearer KEY'" : "";
-  return `curl ${quoted(url.href)}${key} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(named(body)))}`;
+  const command = `curl ${quoted(url.href)}${key} -H 'Content-Type: application/json' -d`;
+  const json = JSON.stringify(named(body)).replace(CONTROLS, escaped);
+  const isArgument = new TextEncoder().encode(json).length < MAX_ARGUMENT_BYTES;
+  return isArgument ? `${command} ${quoted(json)}` : `${command} @- <<'END'\n${json}\nEND`;
 }

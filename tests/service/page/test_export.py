@@ -3,6 +3,9 @@
 import csv
 import io
 import json
+import shlex
+import subprocess
+import unicodedata
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,7 +26,10 @@ from tests.service.page.browsing import (
     post,
     run,
     second_opinion,
+    select,
     served,
+    set_value,
+    show,
     shows,
     strike,
     texts,
@@ -68,6 +74,37 @@ def test_json_has_requests_and_responses(page: Browser, url: str, exported: Expo
     assert pair["response"]["matrix"] == [pytest.approx(row) for row in expected["matrix"]]
     assert last["path"] == "debug/attribute"
     assert record["model"] == httpx2.get(f"{url}/info").json()
+
+
+def test_curl_sends_requests_that_are_too_long_for_an_argument(page: Browser) -> None:
+    # Linux takes up to 128 KiB as one argument of a command.
+    for name in ("a", "b"):
+        set_value(page, name, f'it\'s "{name}" \\ $HOME `x` \n🦕 ' + "é cat " * 11_000)
+    run(page, "explain")
+    second_opinion(page)
+    record = page.execute_script(
+        "return import('./debug/assets/state.js').then(({sections}) => sections.explain.runs[0])"
+    )
+    find(page, "#explain [data-export=curl]").click()
+    text = page.execute_script("return document.querySelector('#explain .curl').textContent")
+    script = text.split("\ncurl ")[0].replace("curl", "curl --silent --show-error", 1)
+    assert len(script.encode()) > 128 * 1024
+    done = subprocess.run(["bash"], input=script, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    response = json.loads(done.stdout)
+    assert response["scores"] == pytest.approx(record["result"]["scores"], abs=1e-5)
+    assert response["tokens"] == record["result"]["tokens"]
+
+
+def test_curl_has_no_characters_that_a_terminal_takes_for_keys(page: Browser) -> None:
+    text = "it's a cat\x7f \x1b[31m \x85 \x9b \u00a0"
+    set_value(page, "a", text)
+    run(page, "explain")
+    find(page, "#explain [data-export=curl]").click()
+    command = page.execute_script("return document.querySelector('#explain .curl').textContent")
+    first = command.split("\ncurl ")[0]
+    assert [character for character in first if unicodedata.category(character) == "Cc"] == []
+    assert json.loads(shlex.split(first)[-1])["queries"] == text
 
 
 def test_csv_has_the_exact_numbers_of_the_tables(page: Browser, url: str, exported: Export) -> None:
@@ -167,6 +204,18 @@ def test_report_opens_without_a_service_and_requests_nothing(
             "return [...document.querySelectorAll('[src], script:not([type]), link')]"
             ".map((e) => e.tagName.toLowerCase())"
         )
+
+
+def test_report_has_the_numbers_of_the_json_file(page: Browser, exported: Export) -> None:
+    show(page, "flow")
+    find(page, "#flow summary").click()
+    select(page, "emulate", "float16")
+    type_text(page, "scale", str(2**32))
+    run(page, "flow")
+    expected = json.loads(exported("flow", "json").read_text())
+    assert "NaN" in json.dumps(expected["runs"])  # a text: JSON has no such number
+    page.get(exported("flow", "report").as_uri())
+    assert json.loads(find(page, "#data").get_attribute("textContent") or "") == expected
 
 
 def test_report_of_old_results_has_the_texts_that_they_are_of(

@@ -1,6 +1,6 @@
 """Texts of any characters have the tokens and vectors that the reference libraries give them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +17,11 @@ from models.artifact import Artifact
 from models.export.checkpoint import load
 from models.export.model_folder import ModelFolder
 from models.export.tokenizer_file import read_tokenizer
+from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput
 from service.inference.tokenizing.pair_rows import PairRows
+from service.inference.tokenizing.pairs import NO_LIMITS
+from service.inference.tokenizing.rows import Span
 from service.inference.tokenizing.tokenizer import TextTokenizer
 from tests.models.checkpoints import (
     save_byte_fallback,
@@ -30,6 +33,8 @@ from tests.models.checkpoints import (
 from tests.small_tokenizers import served_by
 
 MAX_TOKENS = 24
+# It ends with a character that most vocabularies lack, which can be in a token with the next ones.
+PROMPT = "cat \N{PARTY POPPER}"
 # By tokenizer class: the family of the model, and how to save a tokenizer.
 SAVE: dict[str, tuple[str, Callable[[Path, str], None]]] = {
     "XLMRobertaTokenizer": ("xlm-roberta", save_sentencepiece),
@@ -55,8 +60,9 @@ def tokenizers(
     minilm_folder: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Tokenizers:
+    prompted = replace(small_artifact.manifest, prompts={"ask": PROMPT})
     if request.param == "BertTokenizer":
-        manifest = replace(small_artifact.manifest, max_tokens=MAX_TOKENS)
+        manifest = replace(prompted, max_tokens=MAX_TOKENS)
         served = TextTokenizer(Artifact(small_artifact.path, manifest), max_chars=10**9)
         return Tokenizers(served, transformers.AutoTokenizer.from_pretrained(minilm_folder))
     folder = tmp_path_factory.mktemp("tokenizer")
@@ -67,7 +73,8 @@ def tokenizers(
     config = replace(load(folder / "model")[1], family=family)
     tokenizer = read_tokenizer(ModelFolder(folder), config, 500)
     reference = transformers.AutoTokenizer.from_pretrained(folder)
-    return Tokenizers(served_by(tokenizer, small_artifact, folder, MAX_TOKENS), reference)
+    artifact = replace(small_artifact, manifest=prompted)
+    return Tokenizers(served_by(tokenizer, artifact, folder, MAX_TOKENS), reference)
 
 
 CHARACTERS = [
@@ -142,6 +149,54 @@ def test_tokens_of_a_pair_are_those_of_transformers(
     (row,) = PairRows(tokenizers.served).rows([pair], None, "truncate")
     assert row.ids == expected["input_ids"][0]
     assert row.token_types == expected["token_type_ids"][0]
+
+
+def unknown(reference: Any, encoding: Any, texts: Sequence[str]) -> list[list[Span]]:  # noqa: ANN401
+    """Return the spans of the unknown tokens of each text, without the white space around them.
+
+    The first text begins with the prompt, which no span covers.
+    """
+    spans: list[list[Span]] = [[] for _ in texts]
+    rows = zip(
+        encoding["input_ids"][0],
+        encoding["offset_mapping"][0],
+        encoding.sequence_ids(0),
+        strict=True,
+    )
+    for token, (start, end), index in rows:
+        if token == reference.unk_token_id and index is not None:
+            prompt = 0 if index else len(PROMPT)
+            begin = max(start, prompt)
+            own = texts[index][begin:end]
+            if own.strip():
+                begin += len(own) - len(own.lstrip()) - prompt
+                spans[index].append((begin, begin + len(own.strip())))
+    return spans
+
+
+@settings(max_examples=150)
+@example(pair=("cat \U0001f995 " * 20, "\U0001f995 cat \U0001f995" * 20), on_overflow="truncate")
+@example(
+    pair=("\U0001f995 cat \U0001f995" * 20, "cat \U0001f995 " * 20), on_overflow="truncate_left"
+)
+@example(pair=("cat", "[UNK] <unk>"), on_overflow="truncate")
+@given(pair=st.tuples(texts, texts), on_overflow=st.sampled_from(["truncate", "truncate_left"]))
+def test_unknown_parts_are_those_that_transformers_reads(
+    tokenizers: Tokenizers, pair: tuple[str, str], on_overflow: OnOverflow
+) -> None:
+    served, reference = tokenizers
+    reference.truncation_side = "left" if on_overflow == "truncate_left" else "right"
+    options = {"max_length": MAX_TOKENS, "return_offsets_mapping": True}
+    prompted = PROMPT + pair[0], pair[1]
+    try:
+        alone = reference([prompted[0]], truncation=True, **options)
+        together = reference(*([text] for text in prompted), truncation="longest_first", **options)
+    finally:
+        reference.truncation_side = "right"
+    actual = served.unknown_spans(pair[0], "ask", on_overflow)
+    assert [actual] == unknown(reference, alone, prompted[:1])
+    spans = PairRows(served).unknown_spans(pair, "ask", on_overflow, NO_LIMITS)
+    assert [*spans] == unknown(reference, together, prompted)
 
 
 @pytest.fixture(scope="module")

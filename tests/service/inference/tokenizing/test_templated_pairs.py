@@ -91,6 +91,24 @@ def test_all_tokenizers_are_made_in_advance(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
+def test_text_that_spells_the_unknown_token_is_not_unknown(
+    small_artifact: Artifact, tmp_path: Path, name: str
+) -> None:
+    save_chatml(tmp_path)
+    file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    file.add_special_tokens(["<unk>"])
+    template = PUBLISHED[name].template
+    manifest = replace(small_artifact.manifest, outputs=("logits",), pair_template=template)
+    artifact = replace(small_artifact, manifest=manifest)
+    served = served_by(file, artifact, tmp_path, max_tokens=400)
+    assert served.unknown_id is not None
+    pair = "a <unk>", "\N{SAUROPOD} <unk>"
+    (row,) = PairRows(served).rows([pair], None, "truncate")
+    assert served.unknown_id not in row.ids
+    assert PairRows(served).unknown_spans(pair, None, "truncate", NO_LIMITS) == ([], [])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
 def test_instruction_must_leave_room_for_a_query(tokenizer: SharedTokenizer, name: str) -> None:
     templated = pairs_of(tokenizer, name)
     rows = {

@@ -19,7 +19,7 @@ from tokenizers import (
 )
 
 from models.artifact import Artifact
-from models.manifest import TOKENIZER
+from models.manifest import TOKENIZER, TokenRules
 from service.inference.call_options import OnOverflow
 from service.inference.errors import InvalidInput
 from service.inference.tokenizing.pair_rows import PairRows
@@ -318,6 +318,20 @@ def test_text_whose_tokens_the_prompt_absorbs_is_refused(
     with pytest.raises(InvalidInput, match="joins them to the prompt") as raised:
         tokenizer.rows_of_texts(["cat", " "], "ask", "error")
     assert (raised.value.code, raised.value.index) == ("no_tokens", 1)
+
+
+@pytest.mark.parametrize("looks_up", [False, True])
+def test_unknown_parts_are_those_within_the_length_of_texts_with_the_prompt(
+    small_artifact: Artifact, looks_up: bool
+) -> None:
+    rules = {"query": TokenRules(max_tokens=2 * MAX_TOKENS, looks_up=looks_up)}
+    manifest = replace(small_artifact.manifest, max_tokens=MAX_TOKENS, token_rules=rules)
+    tokenizer = TextTokenizer(Artifact(small_artifact.path, manifest), max_chars=1000)
+    spans = [(at, at + 1) for at in range(0, 400, 2)]
+    for prompt_name, limit in ((None, MAX_TOKENS), ("query", 2 * MAX_TOKENS)):
+        count = limit if looks_up and prompt_name else limit - 2  # [CLS] and [SEP]
+        text = "\N{SAUROPOD} " * 200
+        assert tokenizer.unknown_spans(text, prompt_name, "truncate") == spans[:count]
 
 
 @pytest.mark.parametrize("text", ["", "a\ud83d", "\udfff"])
