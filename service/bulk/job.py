@@ -20,7 +20,7 @@ from service.bulk.parts import FORMATS, PartFiles, join
 from service.bulk.pipeline import EncodedBlock
 from service.bulk.progress import Progress
 from service.bulk.readers import Block, ReadPlan
-from service.bulk.sources import open_source
+from service.bulk.sources import no_records, open_source
 from service.bulk.verification import verify_rows
 
 log = logging.getLogger("vitrine")
@@ -129,7 +129,7 @@ class _JobRun:
         # With rows left to read, the input has ended before the last part.
         self.progress.is_complete = plan.last is None or plan.rows_from(total) > 0
         if self.progress.is_complete and not total:
-            raise BulkError(f"the input has no records: {' '.join(self._options.inputs)}")
+            raise no_records(self._options)
         if self.progress.is_complete and (is_stream or self._options.shard == (1, 1)):
             self._journal.complete(total)
 
