@@ -104,7 +104,7 @@ def quantize(vectors: Vectors, dtype: OutputDtype, ranges: Vectors | None = None
         with np.errstate(over="ignore"):
             codes = np.clip(np.floor((vectors - starts) / steps), 0, 255).astype(np.uint8)
     else:
-        return vectors
+        return np.asarray(vectors, np.float32)
     return (codes ^ _SIGN).view(np.int8) if spec.element == "int8" else codes
 
 

@@ -26,12 +26,15 @@ _DECIMAL_OR_FLOAT = (pa.types.is_decimal, pa.types.is_floating)
 
 def read_columns(
     file: BinaryIO, format_: InputFormat, copied: Sequence[str], name: str
-) -> pa.Schema:
-    """Return the columns of an input file, from its start; see `columns_in`."""
-    if format_ != "parquet":
-        return columns_in(read_start(file, format_), format_, copied, name)
-    columns: pa.Schema = pq.read_schema(file)
-    return columns
+) -> pa.Schema | None:
+    """Return the columns of an input file, from its start; see `columns_in`.
+
+    None: the file has no content, and no records.
+    """
+    if format_ == "parquet":
+        return pq.read_schema(file)
+    start = read_start(file, format_)
+    return columns_in(start, format_, copied, name) if start else None
 
 
 def read_start(file: BinaryIO, format_: InputFormat) -> bytes:

@@ -6,10 +6,10 @@ import json
 import logging
 import math
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -20,10 +20,12 @@ from service.bulk.parts import FORMATS, PartFiles, join
 from service.bulk.pipeline import EncodedBlock
 from service.bulk.progress import Progress
 from service.bulk.readers import Block, ReadPlan
-from service.bulk.sources import open_source
+from service.bulk.sources import no_records, open_source
 from service.bulk.verification import verify_rows
 
 log = logging.getLogger("vitrine")
+
+Result = TypeVar("Result")
 
 # Name without suffix of the file that replaces all parts.
 _JOINED = "embeddings"
@@ -35,6 +37,8 @@ async def encode_files(
     stop: asyncio.Event | None = None,
 ) -> Progress:
     """Encode the records of files into an output folder, or what is left of them.
+
+    If the caller is cancelled, finished parts are kept.
 
     Args:
         options: Settings of the job.
@@ -62,10 +66,27 @@ async def encode_files(
             if journal.rows is None or source.stream is not None:
                 await run.encode(stop or asyncio.Event())
                 await asyncio.to_thread(run.check)
-            await asyncio.to_thread(run.finish)
+            await _run_to_end(run.finish)
             if options.verify and run.progress.is_complete:
                 run.progress.verified, run.progress.difference = await verify_rows(job, journal)
             return run.progress
+
+
+async def _run_to_end(write: Callable[..., Result], *arguments: object) -> Result:
+    """Call a function that writes in a thread; a caller that is cancelled waits for its end.
+
+    A thread cannot be stopped, and pyarrow crashes if a file is closed while a thread writes it.
+    """
+    thread = asyncio.ensure_future(asyncio.to_thread(write, *arguments))
+    try:
+        return await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        while not thread.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([thread])
+        if not thread.cancelled():
+            thread.exception()  # retrieved: the caller gets no other error
+        raise
 
 
 @contextmanager
@@ -129,7 +150,7 @@ class _JobRun:
         # With rows left to read, the input has ended before the last part.
         self.progress.is_complete = plan.last is None or plan.rows_from(total) > 0
         if self.progress.is_complete and not total:
-            raise BulkError(f"the input has no records: {' '.join(self._options.inputs)}")
+            raise no_records(self._options)
         if self.progress.is_complete and (is_stream or self._options.shard == (1, 1)):
             self._journal.complete(total)
 
@@ -151,7 +172,7 @@ class _JobRun:
             files = PartFiles(self._options.output, stem, self._options.format, self._schema)
             self._part = _Part(number, files)
         self._part.counts.add(block.rows)
-        await asyncio.to_thread(self._part.files.add, block.rows)
+        await _run_to_end(self._part.files.add, block.rows)
         self._report(progress)
 
     async def _end_part(self) -> None:
@@ -159,7 +180,7 @@ class _JobRun:
         if self._part is None:
             return
         part, counts = self._part, self._part.counts
-        hashes = await asyncio.to_thread(part.files.finish)
+        hashes = await _run_to_end(part.files.finish)
         digest = self._hashes.get(part.number)
         self._journal.add(
             FinishedPart(

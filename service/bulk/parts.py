@@ -294,7 +294,8 @@ class PartFiles:
     def discard(self) -> None:
         """Remove the files."""
         self._rows.clear()
-        with suppress(OSError, pa.ArrowException):  # such as a full disk
+        # Such as a full disk, or a file that is closed.
+        with suppress(OSError, ValueError, pa.ArrowException):
             self._writer.close()
         self._files.remove()
 

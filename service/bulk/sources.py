@@ -117,11 +117,12 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
         schemas = {}
         for path, opening in zip(paths, opened, strict=True):
             with opening as raw:
-                if path.stat().st_size:
-                    file = _decompress(raw, path.name)
-                    schemas[str(path)] = read_columns(file, format_, copied, str(path))
+                file = _decompress(raw, path.name)
+                own = read_columns(file, format_, copied, str(path))
+                if own is not None:
+                    schemas[str(path)] = own
         if not schemas:
-            raise BulkError(f"the input has no records: {' '.join(options.inputs)}")
+            raise no_records(options)
         if format_ == "jsonl":
             schemas = json_columns(schemas)
         return copied_columns(schemas, texts, copied)
@@ -131,6 +132,11 @@ def open_source(options: BulkOptions, kind: Kind) -> Source:
     columns(map(_open, paths))
     files = tuple(map(_hash, paths))
     return Source(format_, files, texts, columns(map(_open_verified, files)))
+
+
+def no_records(options: BulkOptions) -> BulkError:
+    """Return the error that the input has no records."""
+    return BulkError(f"the input has no records: {' '.join(options.inputs)}")
 
 
 def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
@@ -145,6 +151,8 @@ def _open_stdin(options: BulkOptions, texts: tuple[str, ...]) -> Source:
     stdin = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115 - open until the end
     with reading_errors(_STDIN_NAME):
         start = read_start(stdin, format_)
+        if not start:
+            raise no_records(options)
         copied = options.copied_columns
         schemas = {_STDIN_NAME: columns_in(start, format_, copied, _STDIN_NAME)}
     if format_ == "jsonl":

@@ -220,6 +220,8 @@ class Batcher(Generic[Item, Result]):
         if not self.is_alive:
             raise Stopped
         self._check_loop()
+        if timeout_s is not None and timeout_s <= 0:
+            raise TimeoutError
         lengths = [self._length(item) for item in items]
         # An empty queue accepts a request of any size, which is split into batches.
         queued_tokens = self._former.tokens_of(priority)

@@ -28,7 +28,7 @@ class Quantizer:
 
     Attributes:
         dtype: Dtype of the codes, in `models.quantization.DTYPES`. "float32" leaves vectors as they
-            are.
+            are, but for wider numbers.
         width: Number of dimensions of a vector, W.
         ranges: Minimum and maximum of each dimension, `(2, W)`; None: the dtype needs none.
     """
@@ -67,8 +67,8 @@ class Quantizer:
             InvalidInput: The codes are not of this dtype and width.
         """
         rows = _of_width(codes, self.columns)
-        own = rows.astype(self.element, copy=False)  # codes of JSON are wider integers
-        if not np.array_equal(own, rows):
+        own = rows.astype(self.element, copy=False)  # numbers of JSON are wider
+        if self.element != "float32" and not np.array_equal(own, rows):
             raise InvalidInput(f"the codes are not all of the type {self.element}")
         return dequantize(own, self.dtype, self.ranges)
 

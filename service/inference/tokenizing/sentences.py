@@ -2,7 +2,8 @@
 
 A sentence ends at a terminator, with the quotes and brackets after it, before white space or at the
 end of the text. Chinese and Japanese terminators need no white space. A full stop before a lower
-case letter ends no sentence. A blank line ends a paragraph and its last sentence.
+case letter ends no sentence, also with quotes and brackets between the two. A blank line ends a
+paragraph and its last sentence.
 
 These are the main rules of Unicode's UAX #29, except that a line break within a paragraph ends no
 sentence, because texts are often wrapped. There are no dictionaries of abbreviations. Libraries
@@ -25,9 +26,12 @@ _ENDS = (
     r"\uaaf0\uaaf1\uabeb\ufe12\ufe15\ufe16\ufe56\ufe57" + _CJK_ENDS
 )
 _CLOSERS = r"[\"'”’»›)\]}）］｝」』】〉》〕]"
+# Some languages open quotes with the marks with which others close them.
+_OPENERS = re.compile(r"[\"'“”„‘’‚«»‹›(\[{（［｛「『【〈《〔]*")
 # The look-behind and the possessive quantifiers keep the search linear in runs of terminators.
 _SENTENCE_END = re.compile(
-    rf"(?<![{_ENDS}])[{_ENDS}]++(?:(?<=[{_CJK_ENDS}]){_CLOSERS}*+\s*+|{_CLOSERS}*+(?:\s++|$))"
+    rf"(?<![{_ENDS}])(?P<ends>[{_ENDS}]++)"
+    rf"(?:(?<=[{_CJK_ENDS}]){_CLOSERS}*+\s*+|{_CLOSERS}*+(?:\s++|$))"
 )
 
 
@@ -50,4 +54,7 @@ def _goes_on(text: str, match: re.Match[str]) -> bool:
     following = text[end : end + 1]
     if match[0].endswith("．"):  # of Japanese numbers and web addresses
         return following.isdigit() or following.islower()
-    return match[0].rstrip().endswith(".") and following.islower()
+    if not match["ends"].endswith("."):
+        return False
+    openers = _OPENERS.match(text, end)
+    return openers is not None and text[openers.end() : openers.end() + 1].islower()

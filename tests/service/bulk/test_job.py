@@ -1,8 +1,10 @@
 """Jobs: files, errors, duplicates, shards, progress and options."""
 
 import asyncio
+import errno
 import json
 import os
+import threading
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,13 +21,17 @@ from sentence_transformers import (
 import vitrine
 from models.artifact import Artifact
 from models.identity import identity_of
-from service.bulk.options import BulkError, OptionError
-from service.bulk.parts import FORMATS
+from service.bulk import parts
+from service.bulk.job import encode_files
+from service.bulk.options import BulkError, BulkOptions, OptionError
+from service.bulk.parts import FORMATS, PartFiles
 from service.bulk.pipeline import Pipeline
 from service.inference.batching.batcher import Outcome
 from service.inference.results.loaded_model import LoadedModel
 from service.inference.results.vectors import RowResults
 from service.inference.tokenizing.rows import Row
+from tests.batchers import settled
+from tests.eventually import HANG_S, eventually_async
 from tests.service.bulk.conftest import (
     TEXTS,
     Encode,
@@ -371,3 +377,60 @@ def test_verification_finds_rows_that_are_not_of_their_records(
     monkeypatch.setattr(Pipeline, "_rows", rotated)
     with pytest.raises(BulkError, match=r"row \d+ of .*output differs from its record encoded al"):
         encode(path, verify=90)
+
+
+@pytest.mark.parametrize("step", ["add", "finish"])
+def test_cancelled_job_closes_files_after_its_thread_has_written_them(
+    small_artifact: Artifact,
+    output: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    """pyarrow ends the process if a file is closed while another thread writes it."""
+    begun, gate = threading.Event(), threading.Event()
+    calls: list[str] = []
+    write, discard = getattr(PartFiles, step), PartFiles.discard
+
+    def held(files: PartFiles, *arguments: Any) -> Any:  # noqa: ANN401 - those of the step
+        begun.set()
+        assert gate.wait(HANG_S)
+        result = write(files, *arguments)
+        calls.append("written")
+        return result
+
+    def noted(files: PartFiles) -> None:
+        calls.append("discarded")
+        discard(files)
+
+    monkeypatch.setattr(PartFiles, step, held)
+    monkeypatch.setattr(PartFiles, "discard", noted)
+    inputs = (str(write_texts(tmp_path, TEXTS)),)
+    options = BulkOptions(inputs=inputs, output=output, model=small_artifact.path, threads=2)
+
+    async def cancel() -> None:
+        running = asyncio.create_task(encode_files(options))
+        await eventually_async(begun.is_set)
+        for _ in range(2):
+            running.cancel()
+            await settled()
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+    asyncio.run(cancel())
+    assert calls == ["written", "discarded"]
+    assert not list(output.glob(".*"))
+
+
+@pytest.mark.parametrize("format_", FORMATS)
+def test_full_disk_at_the_end_of_a_part_is_named(
+    encode: Encode, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str
+) -> None:
+    def sync(_path: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(parts, "sync", sync)
+    with pytest.raises(BulkError, match="cannot be written: No space left on device"):
+        encode(write_texts(tmp_path, TEXTS), format=format_)
+    assert not list(output.glob("*part-*"))

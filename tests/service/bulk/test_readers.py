@@ -217,6 +217,34 @@ def test_json_lines_files_may_be_empty_or_lack_columns_of_others(tmp_path: Path)
     assert texts(source) == {0: "x", 1: "y", 2: "z"}
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("name", ["b.csv", "b.tsv", "b.jsonl", "b.txt"])
+def test_files_without_content_have_no_records(tmp_path: Path, name: str, suffix: str) -> None:
+    content = {"": b"", ".gz": gzip.compress(b""), ".zst": zstandard.compress(b"")}[suffix]
+    (tmp_path / f"{name}{suffix}").write_bytes(content)
+    with pytest.raises(BulkError, match="the input has no records"):
+        open_source(options(tmp_path), "dense")
+    record = {"jsonl": '{"text": "x"}', "txt": "x"}
+    (tmp_path / name.replace("b", "a")).write_text(record.get(name[2:], "text\nx"))
+    assert texts(open_source(options(tmp_path), "dense")) == {0: "x"}
+
+
+def test_standard_input_without_content_has_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = SimpleNamespace(fileno=lambda: os.open(os.devnull, os.O_RDONLY))
+    monkeypatch.setattr("sys.stdin", opened)
+    with pytest.raises(BulkError, match="the input has no records: -"):
+        open_source(options("-", input_format="csv"), "dense")
+
+
+def test_parquet_file_without_content_is_refused_before_other_files_are_read(
+    tmp_path: Path,
+) -> None:
+    write_parquet(tmp_path, ["x"])
+    (tmp_path / "z.parquet").write_bytes(b"")
+    with pytest.raises(BulkError, match=r"z\.parquet cannot be read"):
+        open_source(options(tmp_path), "dense")
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
 def test_first_record_of_json_lines_may_exceed_the_sample(tmp_path: Path, name: str) -> None:
     long = "x" * 2**21

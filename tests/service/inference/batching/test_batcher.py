@@ -258,6 +258,25 @@ def set_throughput_to_one_token_per_second(batcher: Batcher[int, int]) -> Batche
     return batcher
 
 
+@pytest.mark.parametrize("timeout_s", [0.0, -1.0])
+async def test_request_after_its_deadline_times_out_and_is_not_queued(timeout_s: float) -> None:
+    run = Recorder()
+    batcher = batcher_of(run)
+    async with started(batcher):
+        with pytest.raises(TimeoutError):
+            await batcher.submit([2], timeout_s=timeout_s)
+        first = await held(run, batcher)
+        set_throughput_to_one_token_per_second(batcher)
+        waiting = submit(batcher, 60)
+        await settled()
+        with pytest.raises(TimeoutError):
+            await batcher.submit([2], timeout_s=timeout_s)
+        assert batcher.queued_tokens == 60
+        run.gate.set()
+        await asyncio.gather(first, waiting)
+    assert run.batches == [[1], [60]]
+
+
 async def test_request_that_would_miss_its_deadline_raises_too_late() -> None:
     run = Recorder()
     batcher = batcher_of(run)

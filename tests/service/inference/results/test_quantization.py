@@ -1,10 +1,12 @@
 """The codes of encoded vectors: the right ranges for every way to truncate and normalise them."""
 
+import json
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from sentence_transformers.util.quantization import quantize_embeddings
 
@@ -85,6 +87,16 @@ def test_codes_of_json_are_dequantized_like_those_of_arrays(
         np.testing.assert_array_equal(quantizer.dequantize(own), quantizer.dequantize(codes))
     with pytest.raises(InvalidInput, match=f"the codes are not all of the type {codes.dtype}"):
         quantizer.dequantize(codes.astype(np.int64) + 256)
+
+
+def test_vectors_of_json_are_those_of_arrays_in_float32(model: SyncModel) -> None:
+    quantizer = model.quantizer("float32")
+    vectors = model.encode(TEXTS[:9]).vectors
+    of_json = json.loads(orjson.dumps(vectors, option=orjson.OPT_SERIALIZE_NUMPY))
+    for convert in (quantizer, quantizer.dequantize):
+        converted = convert(of_json)
+        assert converted.dtype == np.float32
+        np.testing.assert_array_equal(converted, vectors)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8", "uint8", "binary", "ubinary"])

@@ -180,6 +180,8 @@ SENTENCE_CASES = [
     "He paid 3.50 for it. |Done",
     'She said "Go!" |He went. |(It rained.) |End',
     "See e.g. this one. |And this",
+    'See e.g. "cats", cf. (dogs) and z.B. »hunde« there. |"It rained." |End',
+    'The firm (Acme Inc.) was "sold etc." and closed. |It said “No.” |He left.',
     "今天很好。|我们去公园！|「走吧。」|好",
     "wrapped\nline. |First\n\n|Title\n\n|Text",
     "क्या हाल है। |ठीक है",
