@@ -4,7 +4,7 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI, Request
 from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
+from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -175,9 +176,12 @@ def create_app(
     for debug_router in debug_routers:
         app.include_router(debug_router, include_in_schema=settings.debug.enabled)
     tei_paths = tei.ROOT_PATHS if settings.server.tei_at_root else frozenset()
+    paths = sorted(
+        {route.path for each in routers for route in each.routes if isinstance(route, APIRoute)}
+    )
     # In place of FastAPI's own stack: `RequestMiddleware` handles errors, and raw routes bypass all
     # layers below it.
-    handlers = {HTTPException: _translate_http_exception}
+    handlers = {HTTPException: partial(_translate_http_exception, paths)}
     stack: ASGIApp = RequestMiddleware(
         ExceptionMiddleware(AsyncExitStackMiddleware(app.router), handlers),
         dispatch_table=dispatch_table([*routers, *debug_routers]),
@@ -247,12 +251,28 @@ def _report_stop(on_fatal: Callable[[str], None], error: BaseException) -> None:
     on_fatal(f"the engine has stopped: {error}")
 
 
-async def _translate_http_exception(request: Request, error: Exception) -> Response:
+async def _translate_http_exception(
+    paths: Sequence[str], request: Request, error: Exception
+) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - as registered with Starlette
-    headers = error.headers
+    headers, detail = error.headers, error.detail
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers = {"Allow": ", ".join(_allowed_methods(request))}
-    raise FrameworkError(error.status_code, error.detail, headers) from error
+    elif error.status_code == HTTPStatus.NOT_FOUND:
+        detail = _unknown_route(paths, request.scope["path"])
+    raise FrameworkError(error.status_code, detail, headers) from error
+
+
+def _unknown_route(paths: Sequence[str], path: str) -> str:
+    """Return the detail of the error for a path without a route.
+
+    The base URL of a client often lacks a prefix such as /v1, or has it twice.
+    """
+    end = path.rstrip("/").rpartition("/")[2]
+    similar = [each for each in paths if "{" not in each and each.endswith(f"/{end}")]
+    if not end or not similar:
+        return "unknown route; /openapi.json lists all routes"
+    return f"unknown route; routes with this end: {', '.join(similar)}"
 
 
 def _allowed_methods(request: Request) -> list[str]:

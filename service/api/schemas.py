@@ -132,8 +132,8 @@ class EncodeRequest(StrictModel):
     )
     chunking: ChunkingOptions | None = Field(
         None,
-        description="How to divide texts of any length into chunks with a vector each, only with "
-        "output `pooled`; null: each input has one vector",
+        description="How to divide texts into chunks with a vector each, only with output "
+        "`pooled`; null: each input has one vector",
     )
     space: Annotated[str, StringConstraints(max_length=64)] | None = Field(
         None,

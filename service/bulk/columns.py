@@ -118,7 +118,10 @@ def json_columns(schemas: Mapping[str, pa.Schema]) -> dict[str, pa.Schema]:
             types.setdefault(column.name, []).append(column.type)
     if schemas and not types:
         names = ", ".join(list(schemas)[:3])
-        raise BulkError(f"there is no JSON object in the first {_MAX_SAMPLE_BYTES} bytes: {names}")
+        raise BulkError(
+            f"no line at the start of {names} is a JSON object; write each object on a line of its "
+            "own, such as with: jq -c ."
+        )
     joint = pa.schema([pa.field(name, reduce(_json_type, own)) for name, own in types.items()])
     texts = [column.with_type(pa.string()) if _is_null(column.type) else column for column in joint]
     return dict.fromkeys(schemas, pa.schema(texts))

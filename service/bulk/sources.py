@@ -41,6 +41,10 @@ _SUFFIXES: Mapping[str, InputFormat] = {
     ".txt": "text",
 }
 _COMPRESSIONS = (".gz", ".zst")
+_KNOWN_SUFFIXES = (
+    f"known suffixes are {', '.join(_SUFFIXES)}, also with {' or '.join(_COMPRESSIONS)}; "
+    "set --input-format"
+)
 
 
 @dataclass(frozen=True)
@@ -182,6 +186,8 @@ def _find(options: BulkOptions) -> list[Path]:
     for name in options.inputs:
         with reading_errors(name):
             matches = _matches(name, options)
+        if not matches and Path(name).is_dir() and options.input_format is None:
+            raise OptionError(f"there is no file with a known suffix in {name}; {_KNOWN_SUFFIXES}")
         if not matches:
             raise OptionError(f"there is no input file at {name}")
         paths += matches
@@ -293,10 +299,7 @@ def _format_of(paths: Sequence[Path], format_: InputFormat | None) -> InputForma
             raise OptionError(f"{path} is compressed twice; decompress it once")
     formats = {format_ or suffix_format(path): path for path in paths}
     if None in formats:
-        raise OptionError(
-            f"the format of {formats[None]} is unknown; known suffixes are "
-            f"{', '.join(_SUFFIXES)}, also with {' or '.join(_COMPRESSIONS)}; set --input-format"
-        )
+        raise OptionError(f"the format of {formats[None]} is unknown; {_KNOWN_SUFFIXES}")
     if len(formats) > 1:
         raise OptionError(f"the input files have several formats: {', '.join(map(str, formats))}")
     return cast(InputFormat, next(iter(formats)))

@@ -246,11 +246,12 @@ def render_error(error: VitrineError, _request_id: str) -> Response:
     )
     pointer = (error.pointer or "").lstrip("/")
     message = error.detail
+    param = pointer.split("/")[0] or None
     if error.index is not None:
         message = f"input {error.index}: {message}"
-    elif "/" in pointer:  # a query, or a value within an input
+    # A query, a value within an input, or a field: OpenAI's client shows the message alone.
+    elif "/" in pointer or (param and error.code == "invalid"):
         message = f"{pointer}: {message}"
-    param = pointer.split("/")[0] or None
     body = {
         "message": message,
         "type": kind,

@@ -132,7 +132,7 @@ class Model(LoadedModel):
         timeout_s: float | Deadline | None = None,
         priority: Priority = "interactive",
     ) -> ChunkEmbeddings:
-        """Encode texts of any length into one vector per chunk.
+        """Encode texts of up to `max_chars` characters into one vector per chunk.
 
         The vector of a chunk is that of its text, or with `chunking.late` the mean of the vectors
         that its tokens have in the whole text. No part of a text is dropped.

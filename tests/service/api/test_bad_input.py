@@ -204,6 +204,31 @@ def test_unknown_routes_and_methods_return_problems(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "routes"),
+    [
+        ("/embed", "/tei/embed, /v1/embed, /v2/embed"),  # TEI's, without the prefix
+        ("/embeddings", "/v1/embeddings"),  # a base URL of OpenAI's client without /v1
+        ("/v1/v2/rerank", "/rerank, /tei/rerank, /v1/rerank, /v2/rerank, /vllm/rerank"),
+        ("/v1/embeddings/", "/v1/embeddings"),
+    ],
+)
+def test_unknown_route_names_the_routes_with_the_same_end(
+    client: TestClient, path: str, routes: str
+) -> None:
+    answer = client.post(path, json={"input": "a"})
+    assert answer.status_code == 404
+    detail = f"unknown route; routes with this end: {routes}"
+    assert detail in answer.json().get("detail", "") + str(answer.json().get("error", ""))
+
+
+def test_unknown_route_without_a_similar_one_is_told_where_all_routes_are(
+    client: TestClient,
+) -> None:
+    answer = client.get("/nothing/here").json()
+    assert answer["detail"] == "unknown route; /openapi.json lists all routes"
+
+
+@pytest.mark.parametrize(
     ("path", "allowed"),
     [
         ("/tei", "HEAD, GET, POST"),

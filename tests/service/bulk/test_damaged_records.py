@@ -70,9 +70,10 @@ def test_columns_are_inferred_from_the_first_objects_whatever_is_before_them(
 
 
 def test_input_without_any_object_is_an_error_but_one_file_without_is_not(tmp_path: Path) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": \n')
-    with pytest.raises(BulkError, match="there is no JSON object in the first"):
-        open_source(options(tmp_path), "dense")
+    for content in ('{\n"text": "x"\n}\n', '{"text": \n'):
+        (tmp_path / "a.jsonl").write_text(content)
+        with pytest.raises(BulkError, match="JSON object; write each object on a line of its own"):
+            open_source(options(tmp_path), "dense")
     (tmp_path / "b.jsonl").write_text('{"text": "x"}\n')
     assert list(texts(open_source(options(tmp_path), "dense")))[1:] == [1]
 

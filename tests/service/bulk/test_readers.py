@@ -424,6 +424,7 @@ def test_large_records_are_in_small_blocks(tmp_path: Path) -> None:
     ("files", "inputs", "message"),
     [
         ({}, "none.txt", "there is no input file at "),
+        ({"a.md": ""}, "", "there is no file with a known suffix in .*; known suffixes are .pa"),
         ({"a.md": ""}, "a.md", "the format of .*a.md is unknown; known suffixes are .parquet"),
         ({"a.parquet.zst": ""}, "", "a.parquet.zst must not be compressed; decompress it"),
         (

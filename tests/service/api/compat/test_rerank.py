@@ -163,7 +163,7 @@ def test_names_of_vllm_are_in_the_openapi_document_and_a_field_has_one(
         ("score", {"text_1": ["w5", "w5 " * 40_000], "text_2": ["w5"] * 2}, "text_1/1: the text"),
         ("score", {"queries": ["w5", "w5 " * 40_000], "items": ["w5"] * 2}, "queries/1: the text"),
         ("score", {"data_1": "w5", "data_2": ["w5", "w5 " * 40_000]}, "input 1: the text"),
-        ("score", {"data_1": ["w5"] * 3, "data_2": ["w5"] * 2}, "3 queries and 2 documents"),
+        ("score", {"data_1": ["w5"] * 3, "data_2": ["w5"] * 2}, "data_1: 3 queries and 2"),
         ("score", {"data_1": "w5", "data_2": ["w5"] * 9}, "9 documents"),
         ("rerank", {"query": "w5", "documents": ["w5", 3]}, "documents/1: Input should be"),
         ("rerank", {"query": "w5", "documents": [""] * 9}, "9 documents"),
