@@ -22,6 +22,8 @@ manifest is parsed, so the manifest's hashes are signed ones. Engines keep the w
 of an artifact in use must not be changed in place.
 """
 
+import fcntl
+import glob
 import hashlib
 import json
 import mmap
@@ -30,7 +32,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from io import BufferedReader
@@ -256,17 +258,18 @@ def new_folder(path: Path) -> Iterator[Path]:
         ArtifactError: `path` exists, or cannot be created, or another process has made it when the
             block ends.
     """
-    temporary = create_beside(path)
-    try:
+    with folder_beside(path) as temporary:
         yield temporary
         _refuse_existing(path)
         temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
-def create_beside(path: Path) -> Path:
-    """Create a directory beside a path that is to be created, and return it.
+@contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside a path that is to be created.
+
+    Those that killed processes have left for the same path are removed before. A process locks its
+    own, where the file system has locks of directories.
 
     Raises:
         ArtifactError: `path` exists, or cannot be created.
@@ -275,12 +278,36 @@ def create_beside(path: Path) -> Path:
     try:
         if not path.parent.exists():  # of a file, mkdir would only say that it exists
             path.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        for left in path.parent.glob(f".{glob.escape(path.name)}.{'[a-z0-9_]' * 8}.partial"):
+            with suppress(OSError), _locked(left):
+                shutil.rmtree(left, ignore_errors=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
         raise ArtifactError(f"{path} cannot be created: {error.strerror}") from None
-    # mkdtemp creates directories with mode 0700, and the service may run as another user.
-    made.chmod(0o755)
-    return made
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(_locked(made))
+        # It gets the name of those that are removed when it is locked.
+        temporary = made.rename(f"{made}.partial")
+        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        # mkdtemp creates directories with mode 0700, and the service may run as another user.
+        temporary.chmod(0o755)
+        yield temporary
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a directory, which must not be locked.
+
+    Raises:
+        OSError: It is locked, or is no directory, or the file system has no locks of directories.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _refuse_existing(path: Path) -> None:

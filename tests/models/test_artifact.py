@@ -1,7 +1,11 @@
+import errno
 import os
 import re
 import shutil
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -190,6 +194,82 @@ def test_new_folder_refuses_a_link_to_nothing(tmp_path: Path) -> None:
     link.symlink_to("nowhere")
     with pytest.raises(ArtifactError, match="out already exists; remove it"), new_folder(link):
         pytest.fail("the block ran")
+
+
+# Writes a new folder until its standard input ends.
+_WRITER = """
+import sys
+from pathlib import Path
+from models.artifact import new_folder
+with new_folder(Path(sys.argv[1])) as folder:
+    (folder / "half").touch()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Yield another process that is writing a folder, and the temporary folder."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(out)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, Path(process.stdout.readline().rstrip())
+        finally:
+            process.kill()
+
+
+def test_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    out = tmp_path / "a*[b]"
+    with writing(out) as (process, temporary):
+        assert temporary.parent == tmp_path
+        process.kill()
+    assert list(tmp_path.iterdir()) == [temporary]
+    with new_folder(out):
+        assert not temporary.exists()
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_folder_of_a_running_process_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with writing(out) as (process, temporary):
+        with pytest.raises(KeyboardInterrupt), new_folder(out):
+            raise KeyboardInterrupt
+        assert [*temporary.iterdir()] == [temporary / "half"]
+        process.communicate()
+        assert process.returncode == 0
+    assert [*tmp_path.rglob("*")] == [out, out / "half"]
+
+
+def test_folders_of_other_names_stay_and_so_do_files_and_links(tmp_path: Path) -> None:
+    names = {".out.2.abcdefgh.partial", ".out.mine.partial", ".outabcdefgh.partial"}
+    for name in names:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".out.aaaaaaaa.partial").symlink_to(tmp_path / ".out.mine.partial")
+    (tmp_path / ".out.bbbbbbbb.partial").touch()
+    others = {*tmp_path.iterdir()}
+    with new_folder(tmp_path / "out"):
+        pass
+    assert {*tmp_path.iterdir()} == {*others, tmp_path / "out"}
+
+
+def test_file_system_without_locks_takes_new_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    other = tmp_path / ".out.abcdefgh.partial"
+    other.mkdir()
+    with new_folder(tmp_path / "out"):
+        pass
+    assert {*tmp_path.iterdir()} == {other, tmp_path / "out"}
 
 
 def test_manifest_round_trips_through_disk(small_artifact: Artifact, tmp_path: Path) -> None:
