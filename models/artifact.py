@@ -32,7 +32,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from io import BufferedReader
@@ -172,8 +172,7 @@ class Artifact:
             name: Name of the artifact in the signature, which only informs.
 
         Raises:
-            ArtifactError: A file differs from the manifest.
-            OSError: The signature cannot be written.
+            ArtifactError: A file differs from the manifest, or the signature cannot be written.
         """
         from models.signing import key_hint, signature_of
 
@@ -185,11 +184,15 @@ class Artifact:
         try:
             new.write_bytes(content)
             new.replace(self.path / SIGNATURE)
+        except OSError as error:
+            raise ArtifactError(
+                f"the signature {SIGNATURE} of {name} cannot be written: {error.strerror}"
+            ) from error
         finally:
             new.unlink(missing_ok=True)
         return key_hint(key.public_key())
 
-    def _open(self, name: str) -> BufferedReader:
+    def _open(self, name: str) -> AbstractContextManager[BufferedReader]:
         if name not in self.manifest.files:
             raise ArtifactError(
                 f"the manifest of the artifact {self.path.name} does not list {name}"
@@ -431,13 +434,21 @@ def _regular_files(folder: Path) -> Iterator[str]:
                 raise ArtifactError(f"{name} in the artifact {folder.name} is {kind}")
 
 
-def _open_regular(folder: Path, name: str) -> BufferedReader:
-    """Open a regular file, without following symbolic links."""
+@contextmanager
+def _open_regular(folder: Path, name: str) -> Iterator[BufferedReader]:
+    """Open a regular file, without following symbolic links.
+
+    Raises:
+        ArtifactError: It is not regular, or cannot be opened, or be read while it is open.
+    """
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise ArtifactError(f"{name} is not a regular file")
+        with open(descriptor, "rb") as stream:
+            yield stream
     except OSError as error:
-        raise ArtifactError(f"{name} cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ArtifactError(f"{name} is not a regular file")
-    return open(descriptor, "rb")
+        raise ArtifactError(
+            f"{name} in the artifact {folder.name} cannot be read: {error.strerror}"
+        ) from error

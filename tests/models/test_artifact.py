@@ -1,4 +1,5 @@
 import errno
+import mmap
 import os
 import re
 import shutil
@@ -7,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -122,8 +124,33 @@ def test_manifest_that_is_a_link_is_rejected(copy: Path, tmp_path: Path) -> None
 def test_file_that_becomes_a_link_later_is_not_read(copy: Path, tmp_path: Path) -> None:
     artifact = Artifact.load(copy)
     replace_by_link(copy / "check.json", tmp_path / "elsewhere")
-    with pytest.raises(ArtifactError, match=r"check.json cannot be read"):
+    with pytest.raises(ArtifactError, match=r"check.json in the artifact copy cannot be read"):
         artifact.read("check.json")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/mem")
+def test_file_that_a_broken_disk_does_not_return_is_named(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_broken(path: Path, flags: int) -> int:
+        # The kernel answers reads of address 0 with EIO.
+        return os.open("/proc/self/mem" if path.name == broken else path, flags)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    artifact = Artifact.load(copy)
+    monkeypatch.setattr("models.artifact.os", SimpleNamespace(**{**vars(os), "open": open_broken}))
+    monkeypatch.setattr("models.artifact.mmap", SimpleNamespace(**{**vars(mmap), "mmap": fail}))
+    problem = "^{} in the artifact copy cannot be read: Input/output error"
+    broken = "manifest.json"
+    with pytest.raises(ArtifactError, match=problem.format(broken)):
+        Artifact.load(copy)
+    broken = "tokenizer.json"
+    with pytest.raises(ArtifactError, match=problem.format(broken)):
+        artifact.read(broken)
+    with pytest.raises(ArtifactError, match=problem.format("model.weights")):
+        artifact.verify("model.weights")
 
 
 def test_file_that_becomes_a_pipe_later_is_rejected_without_blocking(
