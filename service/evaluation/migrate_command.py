@@ -78,8 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (pa.ArrowInvalid, KeyError) as error:
         return _fail(f"an evaluation is incomplete or damaged; repeat it: {error}", 2)
     print(
-        f'{options.output} takes "space": "{options.space}", {migration.recall_ratio:.3f} of the '
-        "recall of full re-embedding"
+        f'{printable(str(options.output))} takes "space": "{options.space}", '
+        f"{migration.recall_ratio:.3f} of the recall of full re-embedding"
     )
     return 0
 

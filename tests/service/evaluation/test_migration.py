@@ -125,6 +125,15 @@ def migrated(evaluations: Path, tmp_path_factory: pytest.TempPathFactory) -> Art
     return Artifact.load(output)
 
 
+def test_name_of_the_output_is_printed_without_its_line_breaks_and_escape_sequences(
+    evaluations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert migrate(evaluations, tmp_path / "a\n\x1b[31m", "--min-recall", "0") == 0
+    printed = capsys.readouterr().out
+    assert "\x1b[31m" not in printed
+    assert f'{tmp_path}/a\\n\\x1b[31m takes "space": "v1"' in printed
+
+
 @pytest.fixture(scope="module")
 def client(migrated: Artifact) -> Iterator[TestClient]:
     settings = Settings(
