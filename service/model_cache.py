@@ -246,21 +246,21 @@ class _CachedModel:
 
     @contextmanager
     def _lock(self) -> Iterator[BinaryIO]:
+        """Lock the model in the cache; errors of the block are those of writing to the cache."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "lock").open("ab")
+            with (self.folder / "lock").open("ab") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    log.info("waiting for another process, which exports %s", self.model)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                yield lock
         except OSError as error:
             raise ArtifactError(
                 f"the cache {self.folder} cannot be written ({error.strerror}): set "
                 "VITRINE_MODELS__CACHE to a folder that this user may write"
             ) from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.info("waiting for another process, which exports %s", self.model)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield lock
 
     def _export(self, revision: str | None, lock: BinaryIO) -> Path:
         """Export the model, while the lock is held."""
@@ -331,21 +331,25 @@ def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:
         lock: Lock that the process inherits.
 
     Raises:
-        ArtifactError: The export has failed.
+        ArtifactError: The export cannot be started, or has failed.
     """
     failure = ""
-    with subprocess.Popen(  # noqa: S603 - the names of models are arguments, after "--"
-        # -P keeps Python from importing a folder named "models" in the current directory.
-        [sys.executable, "-P", "-m", "models.export", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        pass_fds=[lock.fileno()],
-        process_group=0,  # SIGINT of a terminal is for this process, which kills the child
-        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TMPDIR": str(work)},
-    ) as child:
+    try:
+        process = subprocess.Popen(  # noqa: S603 - the names of models are arguments, after "--"
+            # -P keeps Python from importing a folder named "models" in the current directory.
+            [sys.executable, "-P", "-m", "models.export", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            pass_fds=[lock.fileno()],
+            process_group=0,  # SIGINT of a terminal is for this process, which kills the child
+            env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TMPDIR": str(work)},
+        )
+    except OSError as error:
+        raise ArtifactError(f"vitrine-export cannot be started: {error.strerror}") from error
+    with process as child:
         assert child.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             for line in child.stdout:

@@ -310,4 +310,5 @@ def _compare(old: Evaluated, new: Evaluated) -> None:
             table.add_row(*map(cell_text, row))
         Console().print(table)
     print("\n".join(summary(comparison, new)))
-    print(f"{printable(str(folder))}/comparison.html has the queries that changed most, and explains why")
+    place = printable(str(folder))
+    print(f"{place}/comparison.html has the queries that changed most, and explains why")
