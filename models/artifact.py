@@ -22,6 +22,7 @@ manifest is parsed, so the manifest's hashes are signed ones. Engines keep the w
 of an artifact in use must not be changed in place.
 """
 
+import errno
 import fcntl
 import glob
 import hashlib
@@ -183,6 +184,7 @@ class Artifact:
         new = self.path / f"{SIGNATURE}.{os.getpid()}"
         try:
             new.write_bytes(content)
+            sync(new)
             new.replace(self.path / SIGNATURE)
         except OSError as error:
             raise ArtifactError(
@@ -257,14 +259,19 @@ class Artifact:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary directory, which is renamed to `path` if the block ends without an error.
 
+    Its files are on the disk before: after a power failure, they could be empty.
+
     Raises:
         ArtifactError: `path` exists, or cannot be created, or another process has made it when the
             block ends.
     """
     with folder_beside(path) as temporary:
         yield temporary
+        for own in (*temporary.rglob("*"), temporary):
+            sync(own)
         _refuse_existing(path)
         temporary.rename(path)
+        sync(path.parent)
 
 
 @contextmanager
@@ -332,6 +339,18 @@ def sha256(file: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Write a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of a file system that cannot sync folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _mapped_sha256(stream: BufferedReader) -> str:

@@ -33,7 +33,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, BeforeValidator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from models.artifact import Artifact
+from models.artifact import Artifact, sync
 from models.engines import Precision
 from models.export.sources import SourceError, content_sha256, resolve_locally
 from models.local_path import is_url
@@ -293,6 +293,7 @@ class _CachedModel:
         shutil.rmtree(old, ignore_errors=True)
         if self.revision:
             (work / "commit").write_text(str(commit))
+            sync(work / "commit")
             self._commit_file().parent.mkdir(exist_ok=True)
             (work / "commit").rename(self._commit_file())
         return path

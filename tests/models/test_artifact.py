@@ -3,6 +3,7 @@ import mmap
 import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -202,6 +203,38 @@ def test_failed_write_leaves_no_files_behind(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         fail_halfway()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_new_folder_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the files of a folder can be empty after a power failure."""
+    out = tmp_path / "out"
+    names: dict[int, bool] = {}  # whether the folder had its name, by the inode that was synced
+
+    def fsync(descriptor: int) -> None:
+        names[os.fstat(descriptor).st_ino] = out.exists()
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with new_folder(out) as folder:
+        (folder / "source" / "1_Pooling").mkdir(parents=True)
+        for name in ("weights", "source/a", "source/1_Pooling/b"):
+            (folder / name).write_text(name)
+    assert names.pop(tmp_path.stat().st_ino)
+    assert names == {path.stat().st_ino: False for path in (out, *out.rglob("*"))}
+
+
+def test_file_system_that_cannot_sync_folders_takes_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):  # Linux, where a file system has no fsync
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "file").touch()
+    assert [*tmp_path.rglob("*")] == [tmp_path / "out", tmp_path / "out" / "file"]
 
 
 def test_existing_artifact_is_never_overwritten(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import base64
 import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -68,6 +69,21 @@ def sign_folder(folder: Path, private: Path) -> str:
 def check(folder: Path, public: Path) -> None:
     """Verify an artifact as a start does: its signature first, then its files."""
     Artifact.load(folder, public).verify_all()
+
+
+def test_signature_is_on_the_disk_before_it_has_its_name(
+    signed: Path, key: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    before = (signed / SIGNATURE).stat().st_ino
+
+    def fsync(descriptor: int) -> None:
+        assert (signed / SIGNATURE).stat().st_ino == before
+        synced.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    sign_folder(signed, key[0])
+    assert synced == [(signed / SIGNATURE).stat().st_ino]
 
 
 def test_signature_that_cannot_be_written_leaves_the_old_one(

@@ -291,6 +291,19 @@ def test_cache_that_cannot_be_written_is_named_with_a_remedy(
         find(folder, cache)
 
 
+def test_commit_of_a_hub_model_is_on_the_disk_before_it_has_its_name(
+    small_artifact: Artifact, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(arguments: Sequence[str], *_: object) -> None:
+        shutil.copytree(small_artifact.path, arguments[arguments.index("--out") + 1])
+
+    synced: set[int] = set()
+    monkeypatch.setattr(model_cache, "_run", run)
+    monkeypatch.setattr("os.fsync", lambda file: synced.add(os.fstat(file).st_ino))
+    assert find(ID, cache).is_dir()
+    assert (cache / "someone--tiny/commits/main").stat().st_ino in synced
+
+
 def test_export_that_cannot_be_started_is_named(
     folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
