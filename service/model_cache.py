@@ -39,6 +39,7 @@ from models.export.sources import SourceError, content_sha256, resolve_locally
 from models.local_path import is_url
 from models.manifest import FORMAT, MANIFEST, ArtifactError
 from models.printable import printable
+from service.signals import exit_on
 
 log = logging.getLogger("vitrine.export")
 
@@ -221,7 +222,8 @@ class _CachedModel:
                 f"{self.model} is no signed artifact, which models.verify requires: run vitrine "
                 f"export {self.model} --out FOLDER --sign KEY, and name FOLDER"
             )
-        with _exit_on_signals(), self._lock() as lock:
+        # SIGTERM and SIGHUP would leave the child process.
+        with exit_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._lock() as lock:
             # Another process may have exported the model meanwhile.
             if not refresh and (path := self._find()):
                 return path
@@ -370,22 +372,3 @@ def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:
         raise ArtifactError(
             failure or f"vitrine-export ended with status {child.returncode}; see the log"
         )
-
-
-@contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Exit on SIGTERM, SIGINT and SIGHUP, unless it is ignored, as by nohup.
-
-    As the first process of a container, it would ignore SIGTERM. And the child would survive.
-    """
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    previous = [
-        signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers
-    ]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, previous, strict=True):
-            signal.signal(number, handler)
