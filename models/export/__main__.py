@@ -277,7 +277,7 @@ def _int8_bounds(options: argparse.Namespace) -> "QualityBounds | None":
 def _reason(error: Exception, out: Path) -> str:
     # NumPy's error about a file that is written in part has no number.
     is_partial = re.fullmatch(r"\d+ requested and \d+ written", str(error)) is not None
-    if is_partial or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    if is_partial or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
         return (
             f"no space is left on the disk of {out.parent}, or on that of the hub's files "
             "(HF_HOME): free some, or choose a folder on another disk"

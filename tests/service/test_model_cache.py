@@ -253,7 +253,12 @@ def test_private_model_is_exported_with_the_token_of_the_environment(
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "full"), OSError("9 requested and 8 written")]
+    "error",
+    [
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        OSError("9 requested and 8 written"),
+    ],
 )
 def test_full_disk_is_named_with_a_remedy(
     error: OSError,
