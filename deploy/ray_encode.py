@@ -36,6 +36,7 @@ from pyarrow.fs import FileInfo, FileSelector, FileSystem, FileType, LocalFileSy
 from ray.data import ActorPoolStrategy, DataContext
 from ray.exceptions import RayError, RayTaskError
 
+from models.artifact import sync
 from models.engines import EngineError
 from models.json_reader import JsonError, parse_json
 from models.manifest import ArtifactError
@@ -45,7 +46,7 @@ from service.bulk.input_files import InputFile, hash_file, with_verification
 from service.bulk.journal import check_settings
 from service.bulk.opening import OpenJob, checked_kind, open_job
 from service.bulk.options import BulkError, BulkOptions, Kind, OptionError
-from service.bulk.parts import PartFiles, sync
+from service.bulk.parts import PartFiles
 from service.bulk.progress import Progress
 from service.bulk.readers import Block, ReadPlan, read_parquet
 from service.bulk.sources import STDIN, Source, reading_errors

@@ -22,6 +22,9 @@ manifest is parsed, so the manifest's hashes are signed ones. Engines keep the w
 of an artifact in use must not be changed in place.
 """
 
+import errno
+import fcntl
+import glob
 import hashlib
 import json
 import mmap
@@ -30,7 +33,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from io import BufferedReader
@@ -170,8 +173,7 @@ class Artifact:
             name: Name of the artifact in the signature, which only informs.
 
         Raises:
-            ArtifactError: A file differs from the manifest.
-            OSError: The signature cannot be written.
+            ArtifactError: A file differs from the manifest, or the signature cannot be written.
         """
         from models.signing import key_hint, signature_of
 
@@ -182,12 +184,17 @@ class Artifact:
         new = self.path / f"{SIGNATURE}.{os.getpid()}"
         try:
             new.write_bytes(content)
+            sync(new)
             new.replace(self.path / SIGNATURE)
+        except OSError as error:
+            raise ArtifactError(
+                f"the signature {SIGNATURE} of {name} cannot be written: {error.strerror}"
+            ) from error
         finally:
             new.unlink(missing_ok=True)
         return key_hint(key.public_key())
 
-    def _open(self, name: str) -> BufferedReader:
+    def _open(self, name: str) -> AbstractContextManager[BufferedReader]:
         if name not in self.manifest.files:
             raise ArtifactError(
                 f"the manifest of the artifact {self.path.name} does not list {name}"
@@ -252,21 +259,27 @@ class Artifact:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield a temporary directory, which is renamed to `path` if the block ends without an error.
 
+    Its files are on the disk before: after a power failure, they could be empty.
+
     Raises:
         ArtifactError: `path` exists, or cannot be created, or another process has made it when the
             block ends.
     """
-    temporary = create_beside(path)
-    try:
+    with folder_beside(path) as temporary:
         yield temporary
+        for own in (*temporary.rglob("*"), temporary):
+            sync(own)
         _refuse_existing(path)
         temporary.rename(path)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        sync(path.parent)
 
 
-def create_beside(path: Path) -> Path:
-    """Create a directory beside a path that is to be created, and return it.
+@contextmanager
+def folder_beside(path: Path) -> Iterator[Path]:
+    """Yield a temporary directory beside a path that is to be created.
+
+    Those that killed processes have left for the same path are removed before. A process locks its
+    own, where the file system has locks of directories.
 
     Raises:
         ArtifactError: `path` exists, or cannot be created.
@@ -275,18 +288,42 @@ def create_beside(path: Path) -> Path:
     try:
         if not path.parent.exists():  # of a file, mkdir would only say that it exists
             path.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".partial", dir=path.parent))
+        for left in path.parent.glob(f".{glob.escape(path.name)}.{'[a-z0-9_]' * 8}.partial"):
+            with suppress(OSError), _locked(left):
+                shutil.rmtree(left, ignore_errors=True)
+        made = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     except OSError as error:
         raise ArtifactError(f"{path} cannot be created: {error.strerror}") from None
-    # mkdtemp creates directories with mode 0700, and the service may run as another user.
-    made.chmod(0o755)
-    return made
+    with ExitStack() as stack:
+        with suppress(OSError):
+            stack.enter_context(_locked(made))
+        # It gets the name of those that are removed when it is locked.
+        temporary = made.rename(f"{made}.partial")
+        stack.callback(shutil.rmtree, temporary, ignore_errors=True)
+        # mkdtemp creates directories with mode 0700, and the service may run as another user.
+        temporary.chmod(0o755)
+        yield temporary
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock a directory, which must not be locked.
+
+    Raises:
+        OSError: It is locked, or is no directory, or the file system has no locks of directories.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _refuse_existing(path: Path) -> None:
     """Raise ArtifactError if `path` exists, or is a link to nothing."""
     if os.path.lexists(path):
-        raise ArtifactError(f"{path} already exists; remove it or choose another --out")
+        raise ArtifactError(f"{path} already exists; remove it or choose another")
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -302,6 +339,18 @@ def sha256(file: Path) -> str:
     """Return the SHA-256 of a file's content, in hexadecimal."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Write a file or a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # of a file system that cannot sync folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _mapped_sha256(stream: BufferedReader) -> str:
@@ -404,13 +453,21 @@ def _regular_files(folder: Path) -> Iterator[str]:
                 raise ArtifactError(f"{name} in the artifact {folder.name} is {kind}")
 
 
-def _open_regular(folder: Path, name: str) -> BufferedReader:
-    """Open a regular file, without following symbolic links."""
+@contextmanager
+def _open_regular(folder: Path, name: str) -> Iterator[BufferedReader]:
+    """Open a regular file, without following symbolic links.
+
+    Raises:
+        ArtifactError: It is not regular, or cannot be opened, or be read while it is open.
+    """
     try:
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise ArtifactError(f"{name} is not a regular file")
+        with open(descriptor, "rb") as stream:
+            yield stream
     except OSError as error:
-        raise ArtifactError(f"{name} cannot be read: {error.strerror}") from error
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise ArtifactError(f"{name} is not a regular file")
-    return open(descriptor, "rb")
+        raise ArtifactError(
+            f"{name} in the artifact {folder.name} cannot be read: {error.strerror}"
+        ) from error

@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from io import TextIOWrapper
 from pkgutil import resolve_name
 
+from service.signals import exit_on
+
 # Function that runs each verb, and its summary.
 COMMANDS = {
     "serve": ("service.serve_command:main", "serve models over HTTP, and explain their results"),
@@ -69,7 +71,10 @@ def run(verb: str, arguments: Sequence[str] | None = None) -> int:
         command = resolve_name(function)
         gc.freeze()  # they stay for as long as the process: collections skip them
         gc.enable()
-        status: int = command(sys.argv[1:] if arguments is None else arguments)
+        # The server has handlers of its own.
+        own = () if verb == "serve" else (signal.SIGTERM, signal.SIGHUP)
+        with exit_on(*own):
+            status: int = command(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT  # as in shells

@@ -33,12 +33,13 @@ from urllib.parse import quote
 from pydantic import BaseModel, BeforeValidator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from models.artifact import Artifact
+from models.artifact import Artifact, sync
 from models.engines import Precision
 from models.export.sources import SourceError, content_sha256, resolve_locally
 from models.local_path import is_url
 from models.manifest import FORMAT, MANIFEST, ArtifactError
 from models.printable import printable
+from service.signals import exit_on
 
 log = logging.getLogger("vitrine.export")
 
@@ -221,7 +222,8 @@ class _CachedModel:
                 f"{self.model} is no signed artifact, which models.verify requires: run vitrine "
                 f"export {self.model} --out FOLDER --sign KEY, and name FOLDER"
             )
-        with _exit_on_signals(), self._lock() as lock:
+        # SIGTERM and SIGHUP would leave the child process.
+        with exit_on(signal.SIGTERM, signal.SIGINT, signal.SIGHUP), self._lock() as lock:
             # Another process may have exported the model meanwhile.
             if not refresh and (path := self._find()):
                 return path
@@ -246,21 +248,21 @@ class _CachedModel:
 
     @contextmanager
     def _lock(self) -> Iterator[BinaryIO]:
+        """Lock the model in the cache; errors of the block are those of writing to the cache."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            lock = (self.folder / "lock").open("ab")
+            with (self.folder / "lock").open("ab") as lock:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    log.info("waiting for another process, which exports %s", self.model)
+                    fcntl.flock(lock, fcntl.LOCK_EX)
+                yield lock
         except OSError as error:
             raise ArtifactError(
                 f"the cache {self.folder} cannot be written ({error.strerror}): set "
                 "VITRINE_MODELS__CACHE to a folder that this user may write"
             ) from error
-        with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                log.info("waiting for another process, which exports %s", self.model)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            yield lock
 
     def _export(self, revision: str | None, lock: BinaryIO) -> Path:
         """Export the model, while the lock is held."""
@@ -293,6 +295,7 @@ class _CachedModel:
         shutil.rmtree(old, ignore_errors=True)
         if self.revision:
             (work / "commit").write_text(str(commit))
+            sync(work / "commit")
             self._commit_file().parent.mkdir(exist_ok=True)
             (work / "commit").rename(self._commit_file())
         return path
@@ -331,21 +334,25 @@ def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:
         lock: Lock that the process inherits.
 
     Raises:
-        ArtifactError: The export has failed.
+        ArtifactError: The export cannot be started, or has failed.
     """
     failure = ""
-    with subprocess.Popen(  # noqa: S603 - the names of models are arguments, after "--"
-        # -P keeps Python from importing a folder named "models" in the current directory.
-        [sys.executable, "-P", "-m", "models.export", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        pass_fds=[lock.fileno()],
-        process_group=0,  # SIGINT of a terminal is for this process, which kills the child
-        env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TMPDIR": str(work)},
-    ) as child:
+    try:
+        process = subprocess.Popen(  # noqa: S603 - the names of models are arguments, after "--"
+            # -P keeps Python from importing a folder named "models" in the current directory.
+            [sys.executable, "-P", "-m", "models.export", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            pass_fds=[lock.fileno()],
+            process_group=0,  # SIGINT of a terminal is for this process, which kills the child
+            env={**os.environ, "HF_HUB_DISABLE_PROGRESS_BARS": "1", "TMPDIR": str(work)},
+        )
+    except OSError as error:
+        raise ArtifactError(f"vitrine-export cannot be started: {error.strerror}") from error
+    with process as child:
         assert child.stdout is not None  # noqa: S101 - it was started with a pipe
         try:
             for line in child.stdout:
@@ -365,22 +372,3 @@ def _run(arguments: Sequence[str], work: Path, lock: BinaryIO) -> None:
         raise ArtifactError(
             failure or f"vitrine-export ended with status {child.returncode}; see the log"
         )
-
-
-@contextmanager
-def _exit_on_signals() -> Iterator[None]:
-    """Exit on SIGTERM, SIGINT and SIGHUP, unless it is ignored, as by nohup.
-
-    As the first process of a container, it would ignore SIGTERM. And the child would survive.
-    """
-    numbers = [signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    previous = [
-        signal.signal(number, lambda number, _: sys.exit(128 + number)) for number in numbers
-    ]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, previous, strict=True):
-            signal.signal(number, handler)

@@ -22,7 +22,7 @@ def sign(arguments: Sequence[str] | None = None) -> int:
     def run(path: Path, key: Path) -> str:
         artifact = _load(path)
         hint = artifact.sign(signing.read_private_key(key), artifact.path.name)
-        return f"{path} is signed by the key {hint}"
+        return printable(f"{path} is signed by the key {hint}")
 
     parser = _parser("sign", "Sign all files of an artifact, in its file model.sig.")
     _add_key(parser, "PEM file with the private key of an elliptic curve")
@@ -37,7 +37,9 @@ def verify(arguments: Sequence[str] | None = None) -> int:
         artifact = _load(path, key)
         artifact.verify_all()
         files = len(artifact.manifest.files) + 1  # with the manifest
-        return f"{path}: all {files} files are those signed by the key {artifact.signed_by}"
+        return printable(
+            f"{path}: all {files} files are those signed by the key {artifact.signed_by}"
+        )
 
     parser = _parser("verify", "Verify the signature of an artifact, and all its files.")
     _add_key(parser, "PEM file with the public key, or with its certificate")

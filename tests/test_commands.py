@@ -9,6 +9,7 @@ import os
 import pkgutil
 import re
 import shlex
+import signal
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from models.artifact import Artifact
+from models.artifact import Artifact, new_folder
 from service import commands as commands_of_vitrine
 from service.commands import COMMANDS as VERBS
 from service.serve_command import parse
@@ -338,6 +339,42 @@ def test_interrupted_command_ends_without_a_traceback(
     monkeypatch.setattr(VERBS[verb][0].replace(":", "."), run)
     assert commands_of_vitrine.main([verb, "model"]) == 130
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "serve"])
+def test_terminated_command_removes_its_temporary_files(
+    verb: str, number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: Sequence[str]) -> int:
+        with new_folder(tmp_path / "out"):
+            os.kill(os.getpid(), number)
+        return 0
+
+    previous = signal.signal(number, lambda *_: None)
+    monkeypatch.setattr(VERBS[verb][0].replace(":", "."), run)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            commands_of_vitrine.main([verb, "model"])
+    finally:
+        signal.signal(number, previous)
+    assert ended.value.code == 128 + number
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_command_under_nohup_survives_the_end_of_the_terminal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(_: Sequence[str]) -> int:
+        os.kill(os.getpid(), signal.SIGHUP)
+        return 0
+
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    monkeypatch.setattr(VERBS["export"][0].replace(":", "."), run)
+    try:
+        assert commands_of_vitrine.main(["export", "model"]) == 0
+    finally:
+        signal.signal(signal.SIGHUP, previous)
 
 
 def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:

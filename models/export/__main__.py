@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from models.artifact import create_beside
+from models.artifact import folder_beside
 from models.engines import EngineError
 from models.local_path import local_path
 from models.manifest import ArtifactError, Quality
@@ -217,7 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         pair_template=options.pair_template,
     )
     try:
-        create_beside(options.out).rmdir()
+        with folder_beside(options.out):
+            pass  # that it can be created is known before the model is read
         int8 = _int8_bounds(options)
         key = None if options.sign is None else read_private_key(options.sign)
         texts = None if options.calibrate is None else _lines(options.calibrate)
@@ -276,7 +277,7 @@ def _int8_bounds(options: argparse.Namespace) -> "QualityBounds | None":
 def _reason(error: Exception, out: Path) -> str:
     # NumPy's error about a file that is written in part has no number.
     is_partial = re.fullmatch(r"\d+ requested and \d+ written", str(error)) is not None
-    if is_partial or (isinstance(error, OSError) and error.errno == errno.ENOSPC):
+    if is_partial or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
         return (
             f"no space is left on the disk of {out.parent}, or on that of the hub's files "
             "(HF_HOME): free some, or choose a folder on another disk"

@@ -23,10 +23,9 @@ from typing import Annotated, Any, BinaryIO, cast
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from models.artifact import sha256
+from models.artifact import sha256, sync
 from models.json_reader import parse_json
 from service.bulk.options import BulkError, OptionError
-from service.bulk.parts import sync
 
 log = logging.getLogger("vitrine")
 

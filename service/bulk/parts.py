@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from models.artifact import sha256
+from models.artifact import sha256, sync
 from service.bulk.options import OutputFormat
 from service.bulk.readers import with_fields
 
@@ -348,12 +348,3 @@ class _Unfinished:
         """Remove files that still have temporary names."""
         for path in self.temporary:
             path.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Write a file or a folder to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from models.artifact import sync
 from service.bulk.options import BulkError, BulkOptions, OptionError
 from service.bulk.parts import native_file
 from service.bulk.readers import Block, ReadPlan, json_objects
@@ -214,6 +215,7 @@ def named_when_complete(path: Path) -> Iterator[Path]:
     partial = path.with_name(f".{path.name}.partial")
     try:
         yield partial
+        sync(partial)  # after a power failure, it could be empty
         partial.rename(path)
     finally:
         partial.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from models.engines import Precision
 from models.local_path import local_path
+from models.printable import printable
 from service.bulk.command_line import (
     INTERRUPTED,
     add_chunking,
@@ -269,7 +270,7 @@ def _files(values: Mapping[str, Any]) -> CollectionFiles:
 
 
 def _show(results: Mapping[str, Any], folder: Path) -> None:
-    counts = results["collection"]
+    counts, place = results["collection"], printable(str(folder))
     if results["measures"]:
         table = Table("measure", "mean", box=None, pad_edge=False)
         for name, value in results["measures"].items():
@@ -277,7 +278,7 @@ def _show(results: Mapping[str, Any], folder: Path) -> None:
         Console().print(table)
     print(
         f"{counts['queries']:,} queries, {counts['documents']:,} documents, "
-        f"{counts['judgements']:,} judgements; {folder}/results.json has each query's"
+        f"{counts['judgements']:,} judgements; {place}/results.json has each query's"
     )
     if results["known_items"]:
         print("The queries are synthetic: sentences of documents, each of which is to be found")
@@ -285,7 +286,7 @@ def _show(results: Mapping[str, Any], folder: Path) -> None:
         print(f"{unknown:,} judgements are of documents that the corpus does not have")
     for name, job in results["jobs"].items():
         if job["errors"]:
-            print(f"{job['errors']:,} of the {name} have errors; {folder}/{name} has them")
+            print(f"{job['errors']:,} of the {name} have errors; {place}/{name} has them")
 
 
 def _compare(old: Evaluated, new: Evaluated) -> None:
@@ -309,4 +310,5 @@ def _compare(old: Evaluated, new: Evaluated) -> None:
             table.add_row(*map(cell_text, row))
         Console().print(table)
     print("\n".join(summary(comparison, new)))
-    print(f"{folder}/comparison.html has the queries that changed most, and explains why")
+    place = printable(str(folder))
+    print(f"{place}/comparison.html has the queries that changed most, and explains why")

@@ -17,7 +17,8 @@ from models.local_path import local_path
 from models.manifest import SPACES, ArtifactError
 from models.printable import printable
 from models.spaces import NAME_RULE, SpaceInfo, is_name, write_space
-from service.bulk.options import OptionError
+from service.bulk.job import writing_errors
+from service.bulk.options import BulkError, OptionError
 from service.evaluation.comparison import read_evaluation
 from service.evaluation.migration import Migration, fit
 
@@ -72,14 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 f"re-embedding, and --min-recall is {options.min_recall:g}: nothing was written",
                 1,
             )
-        _write(migration, options.output, options.space)
-    except (OptionError, ArtifactError, OSError) as error:
+        with writing_errors(options.output):
+            _write(migration, options.output, options.space)
+    except (BulkError, ArtifactError, OSError) as error:
         return _fail(error, 2)
     except (pa.ArrowInvalid, KeyError) as error:
         return _fail(f"an evaluation is incomplete or damaged; repeat it: {error}", 2)
     print(
-        f'{options.output} takes "space": "{options.space}", {migration.recall_ratio:.3f} of the '
-        "recall of full re-embedding"
+        f'{printable(str(options.output))} takes "space": "{options.space}", '
+        f"{migration.recall_ratio:.3f} of the recall of full re-embedding"
     )
     return 0
 

@@ -1,8 +1,15 @@
+import errno
+import mmap
 import os
 import re
 import shutil
-from collections.abc import Callable
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,8 +125,33 @@ def test_manifest_that_is_a_link_is_rejected(copy: Path, tmp_path: Path) -> None
 def test_file_that_becomes_a_link_later_is_not_read(copy: Path, tmp_path: Path) -> None:
     artifact = Artifact.load(copy)
     replace_by_link(copy / "check.json", tmp_path / "elsewhere")
-    with pytest.raises(ArtifactError, match=r"check.json cannot be read"):
+    with pytest.raises(ArtifactError, match=r"check.json in the artifact copy cannot be read"):
         artifact.read("check.json")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc/self/mem")
+def test_file_that_a_broken_disk_does_not_return_is_named(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def open_broken(path: Path, flags: int) -> int:
+        # The kernel answers reads of address 0 with EIO.
+        return os.open("/proc/self/mem" if path.name == broken else path, flags)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    artifact = Artifact.load(copy)
+    monkeypatch.setattr("models.artifact.os", SimpleNamespace(**{**vars(os), "open": open_broken}))
+    monkeypatch.setattr("models.artifact.mmap", SimpleNamespace(**{**vars(mmap), "mmap": fail}))
+    problem = "^{} in the artifact copy cannot be read: Input/output error"
+    broken = "manifest.json"
+    with pytest.raises(ArtifactError, match=problem.format(broken)):
+        Artifact.load(copy)
+    broken = "tokenizer.json"
+    with pytest.raises(ArtifactError, match=problem.format(broken)):
+        artifact.read(broken)
+    with pytest.raises(ArtifactError, match=problem.format("model.weights")):
+        artifact.verify("model.weights")
 
 
 def test_file_that_becomes_a_pipe_later_is_rejected_without_blocking(
@@ -173,6 +205,38 @@ def test_failed_write_leaves_no_files_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_new_folder_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the files of a folder can be empty after a power failure."""
+    out = tmp_path / "out"
+    names: dict[int, bool] = {}  # whether the folder had its name, by the inode that was synced
+
+    def fsync(descriptor: int) -> None:
+        names[os.fstat(descriptor).st_ino] = out.exists()
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with new_folder(out) as folder:
+        (folder / "source" / "1_Pooling").mkdir(parents=True)
+        for name in ("weights", "source/a", "source/1_Pooling/b"):
+            (folder / name).write_text(name)
+    assert names.pop(tmp_path.stat().st_ino)
+    assert names == {path.stat().st_ino: False for path in (out, *out.rglob("*"))}
+
+
+def test_file_system_that_cannot_sync_folders_takes_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):  # Linux, where a file system has no fsync
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "file").touch()
+    assert [*tmp_path.rglob("*")] == [tmp_path / "out", tmp_path / "out" / "file"]
+
+
 def test_existing_artifact_is_never_overwritten(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="already exists"), new_folder(tmp_path):
         pass
@@ -188,8 +252,85 @@ def test_folder_that_another_export_has_made_meanwhile_is_refused(tmp_path: Path
 def test_new_folder_refuses_a_link_to_nothing(tmp_path: Path) -> None:
     link = tmp_path / "out"
     link.symlink_to("nowhere")
-    with pytest.raises(ArtifactError, match="out already exists; remove it"), new_folder(link):
+    problem = "out already exists; remove it or choose another$"  # of export and migrate
+    with pytest.raises(ArtifactError, match=problem), new_folder(link):
         pytest.fail("the block ran")
+
+
+# Writes a new folder until its standard input ends.
+_WRITER = """
+import sys
+from pathlib import Path
+from models.artifact import new_folder
+with new_folder(Path(sys.argv[1])) as folder:
+    (folder / "half").touch()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextmanager
+def writing(out: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Yield another process that is writing a folder, and the temporary folder."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _WRITER, str(out)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield process, Path(process.stdout.readline().rstrip())
+        finally:
+            process.kill()
+
+
+def test_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    out = tmp_path / "a*[b]"
+    with writing(out) as (process, temporary):
+        assert temporary.parent == tmp_path
+        process.kill()
+    assert list(tmp_path.iterdir()) == [temporary]
+    with new_folder(out):
+        assert not temporary.exists()
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_folder_of_a_running_process_stays(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with writing(out) as (process, temporary):
+        with pytest.raises(KeyboardInterrupt), new_folder(out):
+            raise KeyboardInterrupt
+        assert [*temporary.iterdir()] == [temporary / "half"]
+        process.communicate()
+        assert process.returncode == 0
+    assert [*tmp_path.rglob("*")] == [out, out / "half"]
+
+
+def test_folders_of_other_names_stay_and_so_do_files_and_links(tmp_path: Path) -> None:
+    names = {".out.2.abcdefgh.partial", ".out.mine.partial", ".outabcdefgh.partial"}
+    for name in names:
+        (tmp_path / name).mkdir()
+    (tmp_path / ".out.aaaaaaaa.partial").symlink_to(tmp_path / ".out.mine.partial")
+    (tmp_path / ".out.bbbbbbbb.partial").touch()
+    others = {*tmp_path.iterdir()}
+    with new_folder(tmp_path / "out"):
+        pass
+    assert {*tmp_path.iterdir()} == {*others, tmp_path / "out"}
+
+
+def test_file_system_without_locks_takes_new_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", fail)
+    other = tmp_path / ".out.abcdefgh.partial"
+    other.mkdir()
+    with new_folder(tmp_path / "out"):
+        pass
+    assert {*tmp_path.iterdir()} == {other, tmp_path / "out"}
 
 
 def test_manifest_round_trips_through_disk(small_artifact: Artifact, tmp_path: Path) -> None:

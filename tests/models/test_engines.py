@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -573,6 +573,53 @@ def test_available_cpus_follow_the_cgroup_quota(
         path.parent.mkdir(parents=True)
         path.write_text(content)
         path.with_name("cpu.cfs_period_us").write_text("100000")
+    assert available_cpus(tmp_path) == cpus
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="affinity and cgroups exist on Linux only")
+@pytest.mark.parametrize(
+    ("groups", "files", "cpus"),
+    [
+        ("0::/a.slice/b.service", {"a.slice/b.service/cpu.max": "300000 100000"}, 3),
+        (
+            "0::/a.slice/b.service",
+            {"a.slice/cpu.max": "200000 100000", "a.slice/b.service/cpu.max": "max 100000"},
+            2,
+        ),
+        (
+            "0::/a.slice/b.service",
+            {"a.slice/cpu.max": "500000 100000", "a.slice/b.service/cpu.max": "350000 100000"},
+            4,
+        ),
+        ("0::/a.slice", {"a.slice/b.service/cpu.max": "300000 100000"}, 8),
+        (
+            "5:cpu,cpuacct:/a\n2:cpuset:/b\n0::/c",
+            {
+                "cpu/a/cpu.cfs_quota_us": "300000",
+                "cpu/a/cpu.cfs_period_us": "100000",
+                "cpu/b/cpu.cfs_quota_us": "100000",
+                "cpu/b/cpu.cfs_period_us": "100000",
+            },
+            3,
+        ),
+        # A container has the path that its cgroup has on the host, and the files at the root.
+        ("0::/docker/1f2e", {"cpu.max": "300000 100000"}, 3),
+    ],
+)
+def test_available_cpus_follow_the_quotas_of_all_cgroups_around_the_process(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str,
+    files: Mapping[str, str],
+    cpus: int,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text(f"{groups}\n")
+    for name, content in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
     assert available_cpus(tmp_path) == cpus
 
 

@@ -4,6 +4,7 @@ import base64
 import errno
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,6 +71,21 @@ def check(folder: Path, public: Path) -> None:
     Artifact.load(folder, public).verify_all()
 
 
+def test_signature_is_on_the_disk_before_it_has_its_name(
+    signed: Path, key: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    before = (signed / SIGNATURE).stat().st_ino
+
+    def fsync(descriptor: int) -> None:
+        assert (signed / SIGNATURE).stat().st_ino == before
+        synced.append(os.fstat(descriptor).st_ino)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    sign_folder(signed, key[0])
+    assert synced == [(signed / SIGNATURE).stat().st_ino]
+
+
 def test_signature_that_cannot_be_written_leaves_the_old_one(
     signed: Path, key: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,7 +96,8 @@ def test_signature_that_cannot_be_written_leaves_the_old_one(
 
     before = (signed / SIGNATURE).read_bytes()
     monkeypatch.setattr(Path, "write_bytes", fill_the_disk)
-    with pytest.raises(OSError, match="No space left on device"):
+    problem = f"^the signature model.sig of {signed.name} cannot be written: No space left on"
+    with pytest.raises(ArtifactError, match=problem):
         sign_folder(signed, key[0])
     assert (signed / SIGNATURE).read_bytes() == before
     check(signed, key[1])  # which refuses other files

@@ -3,6 +3,7 @@
 import errno
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -252,7 +253,12 @@ def test_private_model_is_exported_with_the_token_of_the_environment(
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "full"), OSError("9 requested and 8 written")]
+    "error",
+    [
+        OSError(errno.ENOSPC, "full"),
+        OSError(errno.EDQUOT, "Disk quota exceeded"),
+        OSError("9 requested and 8 written"),
+    ],
 )
 def test_full_disk_is_named_with_a_remedy(
     error: OSError,
@@ -267,6 +273,52 @@ def test_full_disk_is_named_with_a_remedy(
     monkeypatch.setattr("models.export.exporter.export", fail)
     assert export([str(folder), "--out", str(tmp_path / "new")]) == 1
     assert f"no space is left on the disk of {tmp_path}, or" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["fcntl.flock", "os.rename"])
+def test_cache_that_cannot_be_written_is_named_with_a_remedy(
+    name: str,
+    small_artifact: Artifact,
+    folder: Path,
+    cache: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def run(arguments: Sequence[str], *_: object) -> None:
+        shutil.copytree(small_artifact.path, arguments[arguments.index("--out") + 1])
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(model_cache, "_run", run)
+    monkeypatch.setattr(name, fail)
+    problem = re.escape(f"the cache {cache}/tiny cannot be written (No locks available): set ")
+    with pytest.raises(ArtifactError, match=problem):
+        find(folder, cache)
+
+
+def test_commit_of_a_hub_model_is_on_the_disk_before_it_has_its_name(
+    small_artifact: Artifact, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(arguments: Sequence[str], *_: object) -> None:
+        shutil.copytree(small_artifact.path, arguments[arguments.index("--out") + 1])
+
+    synced: set[int] = set()
+    monkeypatch.setattr(model_cache, "_run", run)
+    monkeypatch.setattr("os.fsync", lambda file: synced.add(os.fstat(file).st_ino))
+    assert find(ID, cache).is_dir()
+    assert (cache / "someone--tiny/commits/main").stat().st_ino in synced
+
+
+def test_export_that_cannot_be_started_is_named(
+    folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+
+    monkeypatch.setattr("subprocess.Popen", fail)
+    problem = "tiny cannot be exported: vitrine-export cannot be started: Resource temporarily unav"
+    with pytest.raises(ArtifactError, match=problem):
+        find(folder, cache)
 
 
 def test_several_models_have_the_same_names(

@@ -32,6 +32,16 @@ def test_artifact_is_signed_and_verified_by_two_commands(
     assert capsys.readouterr().out == expected
 
 
+def test_name_of_a_folder_is_printed_without_its_line_breaks_and_escape_sequences(
+    copy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    private, public = new_key(tmp_path, "key")
+    folder = copy.rename(tmp_path / "a\n\x1b[31m")
+    for verb, key in (("sign", private), ("verify", public)):
+        assert main([verb, str(folder), "--key", str(key)]) == 0
+        assert capsys.readouterr().out.startswith(f"{tmp_path}/a\\n\\x1b[31m")
+
+
 def test_commands_end_with_one_sentence_and_status_1(
     copy: Path,
     tmp_path: Path,

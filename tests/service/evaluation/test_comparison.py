@@ -187,6 +187,22 @@ def test_report_names_folders_of_any_name(
     assert "<title>\\udce9 and new</title>" in report
 
 
+def test_name_of_a_folder_is_printed_without_its_line_breaks_and_escape_sequences(
+    finished: Path,
+    collection: Path,
+    small_artifact: Artifact,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "a\n\x1b[31m"
+    own = ["--model", str(small_artifact.path), "--beir", str(collection), "--progress", "none"]
+    assert main([str(output), *own, "--against", str(finished)]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b[31m" not in printed
+    for file in ("results.json", "comparison.html"):
+        assert f"a\\n\\x1b[31m/{file}" in printed
+
+
 def test_texts_of_any_direction_reorder_nothing_of_the_report(
     run: Evaluate, collection: Path, other_artifact: Artifact, tmp_path: Path
 ) -> None:

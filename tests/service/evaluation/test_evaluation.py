@@ -354,6 +354,17 @@ def test_folder_may_have_any_name(
     assert results[0] == results[1] == results[2]
 
 
+def test_files_are_on_the_disk_before_they_have_their_names(
+    run: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise they can be empty after a power failure."""
+    synced: set[int] = set()
+    monkeypatch.setattr("os.fsync", lambda file: synced.add(os.fstat(file).st_ino))
+    run()
+    for name in ("documents.parquet", "queries.parquet", "run.trec", "results.json"):
+        assert (tmp_path / "output" / name).stat().st_ino in synced
+
+
 def test_second_run_keeps_what_the_first_has_written(run: Evaluate, tmp_path: Path) -> None:
     results = run()
     written = tmp_path / "output" / "documents" / "part-00000.parquet"

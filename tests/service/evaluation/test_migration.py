@@ -1,5 +1,6 @@
 """Maps of a new model's queries into the vectors of an old model, from their fit to a request."""
 
+import errno
 import json
 import shutil
 from collections.abc import Iterator
@@ -123,6 +124,33 @@ def migrated(evaluations: Path, tmp_path_factory: pytest.TempPathFactory) -> Art
     output = tmp_path_factory.mktemp("migrated") / "artifact"
     assert migrate(evaluations, output, "--min-recall", "0") == 0
     return Artifact.load(output)
+
+
+@pytest.mark.parametrize("name", ["write_space", "write_manifest"])
+def test_full_disk_is_named(
+    name: str,
+    evaluations: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"service.evaluation.migrate_command.{name}", fail)
+    assert migrate(evaluations, tmp_path / "out", "--min-recall", "0") == 2
+    problem = f"vitrine migrate: {tmp_path}/out cannot be written: No space left on device"
+    assert problem in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_name_of_the_output_is_printed_without_its_line_breaks_and_escape_sequences(
+    evaluations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert migrate(evaluations, tmp_path / "a\n\x1b[31m", "--min-recall", "0") == 0
+    printed = capsys.readouterr().out
+    assert "\x1b[31m" not in printed
+    assert f'{tmp_path}/a\\n\\x1b[31m takes "space": "v1"' in printed
 
 
 @pytest.fixture(scope="module")
