@@ -5,7 +5,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Coroutine
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, wait
 from contextlib import suppress
 from functools import wraps
 from pathlib import Path
@@ -21,6 +21,9 @@ from service.inference.results.scores import Scores
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+
+# Maximum duration of a wait, in seconds. A signal that arrives just before it does not end it.
+_WAIT_S = 0.5
 
 
 def _synchronous(
@@ -119,6 +122,8 @@ class SyncModel:
                 raise _closed_error()
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            while not wait([future], _WAIT_S).done:
+                pass
             return future.result()
         except CancelledError:
             raise _closed_error() from None
@@ -156,8 +161,8 @@ def _detach_all() -> None:
         model._lock = threading.Lock()  # another thread may have held it
 
 
-# Before the threads of engines take no more work, which their models would log as a failure; `atexit`
-# comes after that.
+# Before the threads of engines take no more work, which their models would log as a failure.
+# `atexit` comes after that.
 threading._register_atexit(_close_all)  # type: ignore[attr-defined]
 os.register_at_fork(after_in_child=_detach_all)
 
