@@ -74,6 +74,13 @@ _MANIFEST_RULES: _Rules = (
     ),
     ("adapters must be different", lambda m: len({*m.adapters}) == len(m.adapters)),
     (
+        "prompt_adapters must be adapters by the name of a prompt",
+        lambda m: (
+            m.prompt_adapters.keys() <= m.prompts.keys()
+            and {*m.prompt_adapters.values()} <= {*m.adapters}
+        ),
+    ),
+    (
         "token_rules: min_tokens must not exceed max_tokens",
         lambda m: all(rules.min_tokens <= rules.max_tokens for rules in m.token_rules.values()),
     ),

@@ -57,8 +57,9 @@ def identity_of(artifact: Artifact, engine: str, precision: Precision) -> str:
         ArtifactError: The artifact has no graph for the engine and precision.
     """
     manifest = asdict(artifact.manifest)
-    if manifest["unknown_id"] is None:  # older artifacts keep their identity
-        del manifest["unknown_id"]
+    for name, absent in (("unknown_id", None), ("prompt_adapters", {})):
+        if manifest[name] == absent:  # older artifacts keep their identity
+            del manifest[name]
     hashes = manifest.pop("files")
     graph = asdict(graph_of(artifact, engine, precision))
     graph_files = {own[part] for own in manifest.pop("graphs") for part in ("file", "weights")}

@@ -285,7 +285,7 @@ class Manifest:
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
         adapters: Names of the adapters, in the order of their indices. An adapter applies to inputs
-            with the prompt of the same name.
+            with the prompt of the same name, or with one of `prompt_adapters`.
         token_rules: Rules for tokens by prompt name, "query" or "document"; the name "" stands for
             all others. Empty for models with one vector per text, all from an ONNX graph.
         graphs: Descriptions of the ONNX files, or of a static model's table of vectors.
@@ -304,6 +304,8 @@ class Manifest:
             word; -1: none. None for models that do not tag tokens, and in older artifacts.
         baseline_ids: Ids of the tokenizer's own padding token ("pad") and mask token ("mask"), with
             which gradients are compared. Either can be missing; both are in older artifacts.
+        prompt_adapters: Names of the adapters that prompts of other names select. Empty in older
+            artifacts.
     """
 
     name: _Text
@@ -340,6 +342,7 @@ class Manifest:
     license: _Text | None = None
     unknown_id: Annotated[int, within(-1, 2**24)] | None = None
     baseline_ids: Mapping[_Baseline, _TokenId] = field(default_factory=dict)
+    prompt_adapters: Annotated[Mapping[_Text, _Text], length(0, 64)] = field(default_factory=dict)
 
     @property
     def is_static(self) -> bool:

@@ -193,7 +193,8 @@ def text_rows(manifest: Manifest, tokenizer: Tokenizer, texts: Sequence[str]) ->
     skipped = 0
     if prompt and not manifest.include_prompt:
         skipped = prompt_length(tokenizer.encode(prompt).ids, tokenizer.get_added_tokens_decoder())
-    adapter = manifest.adapters.index(name) if name in manifest.adapters else NO_ADAPTER
+    task = None if name is None else manifest.prompt_adapters.get(name, name)
+    adapter = manifest.adapters.index(task) if task in manifest.adapters else NO_ADAPTER
     rules = manifest.token_rules.get("", TokenRules(max_tokens=manifest.max_tokens))
     encodings = tokenizer.encode_batch([(prompt + text)[: rules.max_chars] for text in texts])
     # The service refuses texts without tokens.

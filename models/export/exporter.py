@@ -470,6 +470,7 @@ def _manifest(
         license=terms,
         unknown_id=config.unknown_id,
         baseline_ids=config.baseline_ids,
+        prompt_adapters=config.prompt_adapters,
     )
 
 

@@ -58,6 +58,9 @@ from models.export.transformers_tokenizer import load_tokenizer, read_settings
 from models.manifest import Output, PairTemplate, SimilarityName
 from models.network.config import EncoderConfig
 
+# Task of Jina v3 for the prompts with which texts are scored.
+_RETRIEVAL = {"query": "retrieval.query", "document": "retrieval.passage"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceConfig:
@@ -95,6 +98,7 @@ class SentenceConfig:
         lowercase: Whether texts are lowercased before tokenization.
         prompts: Texts that can be prepended to an input, by prompt name.
         default_prompt: Name of the default prompt; None: no prompt.
+        prompt_adapters: See `models.manifest.Manifest`.
     """
 
     family: str
@@ -126,6 +130,7 @@ class SentenceConfig:
     lowercase: bool
     prompts: Mapping[str, str]
     default_prompt: str | None
+    prompt_adapters: Mapping[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +278,7 @@ def read_sentence_config(
         lowercase=bool(settings.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
+        prompt_adapters={side: task for side, task in _RETRIEVAL.items() if task in of_tasks},
     )
 
 
@@ -430,7 +436,8 @@ def read_prompts(
 ) -> tuple[dict[str, str], str | None]:
     """Return the prompts, by name, and the name of the default prompt.
 
-    As in sentence-transformers, the prompts "query" and "document" always exist.
+    As in sentence-transformers, the prompts "query" and "document" always exist. Those of Jina v3
+    are its prompts for retrieval; sentence-transformers adds empty ones to the files that it saves.
 
     Args:
         folder: Model folder.
@@ -458,7 +465,8 @@ def read_prompts(
     own = config.get("prompts") or {} if multi is None else multi.prompts
     if not isinstance(own, Mapping):
         raise CheckpointError(f"{name}: prompts must be a JSON object")
-    prompts = {"query": "", "document": ""}
+    prompts = {side: of_tasks.get(task, "") for side, task in _RETRIEVAL.items()}
+    own = {key: text for key, text in own.items() if text not in (None, "") or key not in prompts}
     for key, text in {**of_tasks, **own, **(overrides.prompts or {})}.items():
         if not isinstance(text, str | None):
             raise CheckpointError(f"{name}: the prompt {key!r} is not a string")

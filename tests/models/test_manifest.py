@@ -59,6 +59,11 @@ def rules(**values: object) -> dict[str, object]:
         ({"default_prompt": "x"}, "default_prompt must be the name of a prompt"),
         ({**RERANKER, "prompts": {"x": "y"}}, "prompts must be empty if pair_template has no"),
         ({"adapters": ["a", "a"]}, "adapters must be different"),
+        ({"prompt_adapters": {"query": "a"}}, "prompt_adapters must be adapters by the name of"),
+        (
+            {"prompt_adapters": {"other": "a"}, "adapters": ["a"]},
+            "prompt_adapters must be adapters by the name of a prompt",
+        ),
         (
             {"token_rules": rules(min_tokens=10**9)},
             r"token_rules\[''\].min_tokens must be .* 2,048",

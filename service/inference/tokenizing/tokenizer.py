@@ -88,7 +88,7 @@ class TextTokenizer:
                 name: Prompt(
                     text,
                     0 if manifest.include_prompt or not text else self._prompt_tokens(text),
-                    adapters.get(name, NO_ADAPTER),
+                    adapters.get(manifest.prompt_adapters.get(name, name), NO_ADAPTER),
                 )
                 for name, text in manifest.prompts.items()
             }

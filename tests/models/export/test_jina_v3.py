@@ -17,13 +17,20 @@ from models.export.model_folder import CheckpointError
 from models.export.sources import resolve
 from models.network.encoder import Encoder
 from models.packing import INPUT_NAMES, NO_ADAPTER, pack
-from tests.models.checkpoints import edit_json, edit_tensors
+from tests.models.checkpoints import edit_json, edit_tensors, write_json
 from tests.models.jina_v3 import TASKS, save_jina_v3, save_with_tokenizer
 
 ROWS = [[0, 7, 21, 4, 9, 2], [0, 33, 8, 15, 2], [0, 5, 2], [0, 50, 44, 6, 7, 8, 2]]
 # The first row has no adapter, and the others have one each.
 ADAPTERS = [NO_ADAPTER, 0, 1, 2]
 INSTRUCTION = "w4 w5 "
+# Task of each prompt; None: no prompt.
+SELECTED: dict[str | None, str] = {
+    None: "",
+    "query": "retrieval.query",
+    "document": "retrieval.passage",
+    **{task: task for task in TASKS},
+}
 
 
 def expected_tokens(models: dict[str, Any], task: str, ids: list[int]) -> Tensor:
@@ -112,6 +119,9 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Artifact, dict[s
     models = save_with_tokenizer(folder)
     instructions = {**dict.fromkeys(TASKS, ""), TASKS[0]: INSTRUCTION}
     edit_json(folder / "config.json", task_instructions=instructions)
+    # As sentence-transformers saves it.
+    own = {"prompts": {"query": "", "document": ""}}
+    write_json(folder / "config_sentence_transformers.json", own)
     return export(resolve(str(folder)), folder / "artifact")[0], models
 
 
@@ -124,16 +134,30 @@ def test_prompt_selects_the_adapter_of_its_name(
     texts = ["w7 w9", "w21", "w8 w15 w33 w6"]
     words = [[7, 9], [21], [8, 15, 33, 6]]
     with vitrine.SyncModel(artifact.path, vitrine.ModelOptions(threads=2)) as model:
-        for prompt in (None, "query", *TASKS):
-            task, instruction = prompt if prompt in TASKS else "", [4, 5] * (prompt == TASKS[0])
+        for prompt, task in SELECTED.items():
+            instruction = [4, 5] * (task == TASKS[0])
             rows = [[0, *instruction, *ids, 2] for ids in words]
-            pooled = [expected_tokens(models, str(task), row).mean(0) for row in rows]
+            pooled = [expected_tokens(models, task, row).mean(0) for row in rows]
             expected = torch.nn.functional.normalize(torch.stack(pooled)).numpy()
             for inputs in (texts, rows):
                 actual = model.encode(inputs, prompt_name=prompt).vectors
                 np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5)
         with pytest.raises(vitrine.InvalidInput, match="unknown prompt"):
             model.encode([[0, 5, 2]], prompt_name="classify")
+
+
+@pytest.mark.slow
+def test_texts_are_scored_with_the_adapters_of_retrieval(
+    exported: tuple[Artifact, dict[str, Any]],
+) -> None:
+    artifact, models = exported
+    query = expected_tokens(models, "retrieval.query", [0, 4, 5, 7, 9, 2]).mean(0)
+    document = expected_tokens(models, "retrieval.passage", [0, 8, 15, 33, 2]).mean(0)
+    expected = float(torch.nn.functional.cosine_similarity(query, document, dim=0))
+    with vitrine.SyncModel(artifact.path) as model:
+        (score,) = model.score("w7 w9", "w8 w15 w33").scores
+        (ranked,) = model.rerank("w7 w9", ["w8 w15 w33"]).scores
+    assert [score, ranked] == pytest.approx([expected, expected], abs=1e-5)
 
 
 @pytest.mark.slow
