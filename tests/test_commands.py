@@ -5,6 +5,7 @@
 
 import argparse
 import errno
+import logging
 import os
 import pkgutil
 import re
@@ -237,6 +238,17 @@ def test_other_error_is_not_said_to_be_of_the_output(
         commands_of_vitrine.main(["bom", "model"])
 
 
+@pytest.fixture
+def own_logs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Logs for a command in this process, which configures them; those of other tests stay."""
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    yield
+    logging.captureWarnings(False)
+
+
+@pytest.mark.usefixtures("own_logs")
 @pytest.mark.parametrize("closed", ["stdout", "stderr"])
 def test_closed_output_stops_no_command(
     closed: str, monkeypatch: pytest.MonkeyPatch, small_artifact: Artifact, tmp_path: Path
