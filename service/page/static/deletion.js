@@ -140,7 +140,7 @@ export function unknownSentence(texts) {
     const more = parts.length > MOST_UNKNOWN ? [`${parts.length - MOST_UNKNOWN} more`] : [];
     return parts.length ? [`${listed([...parts.slice(0, MOST_UNKNOWN), ...more])} of ${inSentence(name)}`] : [];
   });
-  return lacked.length ? `The vocabulary lacks ${listed(lacked)}: the model reads each as the same unknown token.` : "";
+  return lacked.length ? `The vocabulary lacks ${listed(lacked)}: the model cannot tell such parts apart.` : "";
 }
 
 function nullSentence({ body: { documents = [] } }, texts) {

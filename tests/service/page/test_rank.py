@@ -68,7 +68,7 @@ def test_words_that_the_vocabulary_lacks_are_named_below_a_passage(
     page = opened(browser, plain_url, "w7 \N{BAT}", passages)
     until(lambda: len(page.find_elements(By.CSS_SELECTOR, "#rank .row[data-by]")) == 2)
     of_both, of_query = (
-        f"The vocabulary lacks {parts}: the model reads each as the same unknown token."
+        f"The vocabulary lacks {parts}: the model cannot tell such parts apart."
         for parts in (
             "“\N{BAT}” of the query and “\N{SAUROPOD}” of the passage",
             "“\N{BAT}” of the query",

@@ -96,7 +96,7 @@ def test_words_that_the_vocabulary_lacks_are_named(shared_page: Browser) -> None
     document = run["result"]["explanations"][0]["texts"][1]
     document["unknown"] = [{"start": 2 * index, "end": 2 * index + 1} for index in range(7)]
     listed = "“a”, “b”, “c”, “d”, “e” and 2 more of text B"
-    sentence = f"The vocabulary lacks {listed}: the model reads each as the same unknown token."
+    sentence = f"The vocabulary lacks {listed}: the model cannot tell such parts apart."
     shown = card(shared_page, run)
     assert sentence in shown
     assert shown.count("lacks") == 1
