@@ -17,7 +17,7 @@
 # make bench-explain  benchmark: methods that explain a result, on texts whose deciding words are known (30 minutes)
 # make bench-explain-price  benchmark: time of explanations, and of other requests beside them (8 minutes; needs wrk)
 # make bench-faults   benchmark: latency of /encode during faults and hostile requests
-# make controls   remove each guard once, and check that the guard's test fails (half an hour)
+# make controls   remove each guard once, and check that the guard's test fails (more than an hour)
 # make fuzz     20,000 mutated request bodies for /encode
 # make test-gpu   tests that need an NVIDIA GPU, in a separate environment
 # make gpu-bundle  what `gpu-report` needs on a machine without a network, in build/gpu-bundle
