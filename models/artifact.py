@@ -323,7 +323,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _refuse_existing(path: Path) -> None:
     """Raise ArtifactError if `path` exists, or is a link to nothing."""
     if os.path.lexists(path):
-        raise ArtifactError(f"{path} already exists; remove it or choose another")
+        raise ArtifactError(f"{path} already exists; remove it or choose another path")
 
 
 def hashes(folder: Path) -> dict[str, str]:

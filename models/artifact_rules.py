@@ -74,7 +74,7 @@ _MANIFEST_RULES: _Rules = (
     ),
     ("adapters must be different", lambda m: len({*m.adapters}) == len(m.adapters)),
     (
-        "prompt_adapters must be adapters by the name of a prompt",
+        "prompt_adapters must map names of prompts to names of adapters",
         lambda m: (
             m.prompt_adapters.keys() <= m.prompts.keys()
             and {*m.prompt_adapters.values()} <= {*m.adapters}

@@ -16,7 +16,7 @@ from service.artifacts import with_artifacts
 from service.inference.errors import VitrineError
 from service.inference.explain.deletion import TextEffects, UnitEffect
 from service.inference.explain.options import By, Deletion
-from service.inference.explain.pictures import ROUNDING, result_name_of, unknown_parts
+from service.inference.explain.pictures import ROUNDING, result_name_of, unknown_phrase
 from service.inference.model.sync_model import SyncModel
 from service.inference.tokenizing.rows import Span
 from service.logs import configure
@@ -136,8 +136,7 @@ def _lines(
     if (start, end) != (0, len(text)):
         yield f"(the model reads the characters {start} to {end} of {len(text)})"
     if unknown:
-        parts = _escape(unknown_parts(text, unknown))
-        yield f"(not in the vocabulary, and alike for the model: {parts})"
+        yield f"({_escape(unknown_phrase(text, unknown))})"
     for kind, units in ((effects.by, effects.units), ("words", effects.words)):
         listed = sorted(units, key=lambda unit: -abs(unit.left_out or 0.0))[:_LISTED]
         if listed:

@@ -252,7 +252,7 @@ def test_folder_that_another_export_has_made_meanwhile_is_refused(tmp_path: Path
 def test_new_folder_refuses_a_link_to_nothing(tmp_path: Path) -> None:
     link = tmp_path / "out"
     link.symlink_to("nowhere")
-    problem = "out already exists; remove it or choose another$"  # of export and migrate
+    problem = "out already exists; remove it or choose another path$"  # of export and migrate
     with pytest.raises(ArtifactError, match=problem), new_folder(link):
         pytest.fail("the block ran")
 

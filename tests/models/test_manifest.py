@@ -59,10 +59,10 @@ def rules(**values: object) -> dict[str, object]:
         ({"default_prompt": "x"}, "default_prompt must be the name of a prompt"),
         ({**RERANKER, "prompts": {"x": "y"}}, "prompts must be empty if pair_template has no"),
         ({"adapters": ["a", "a"]}, "adapters must be different"),
-        ({"prompt_adapters": {"query": "a"}}, "prompt_adapters must be adapters by the name of"),
+        ({"prompt_adapters": {"query": "a"}}, "prompt_adapters must map names of prompts"),
         (
             {"prompt_adapters": {"other": "a"}, "adapters": ["a"]},
-            "prompt_adapters must be adapters by the name of a prompt",
+            "prompt_adapters must map names of prompts to names of adapters",
         ),
         (
             {"token_rules": rules(min_tokens=10**9)},

@@ -78,11 +78,7 @@ def picture(heading: str, explanations: Sequence[tuple[str, PicturedExplanation]
         explanations: Each explanation, and the beginning of the lines above its texts.
     """
     passages = [
-        Passage(
-            f"{title}{name}, {kind}{_limit_phrase(text)}{_unknown_phrase(text, explanation)}",
-            text.content,
-            chips,
-        )
+        Passage(f"{title}{name}, {kind}{_limits(text, explanation)}", text.content, chips)
         for title, explanation in explanations
         for name, text in zip(_names(explanation), _texts(explanation), strict=True)
         for kind, chips in text.rows.items()
@@ -93,12 +89,13 @@ def picture(heading: str, explanations: Sequence[tuple[str, PicturedExplanation]
     return explanation_html(heading, passages, first.meaning.format(result_name_of(first)), least)
 
 
-def unknown_parts(text: str, spans: Sequence[Span]) -> str:
-    """Return the parts of a text that the vocabulary lacks, the first ones if they are many."""
+def unknown_phrase(text: str, spans: Sequence[Span]) -> str:
+    """Return which parts of a text the vocabulary lacks, the first ones if they are many."""
     parts = dict.fromkeys(_short(text[slice(*span)]) for span in spans)
     named = ", ".join(list(parts)[:_NAMED])
     others = len(parts) - _NAMED
-    return f"{named} and {others} more" if others > 0 else named
+    more = f" and {others} more" if others > 0 else ""
+    return f"the vocabulary lacks {named}{more}: the model cannot tell such parts apart"
 
 
 def heading_of(explanation: PicturedExplanation) -> str:
@@ -148,16 +145,12 @@ def _names(explanation: PicturedExplanation) -> list[str]:
     return [names[text.text] for text in explanation.texts]
 
 
-def _limit_phrase(text: ExplainedText) -> str:
+def _limits(text: ExplainedText, explanation: PicturedExplanation) -> str:
+    """Return what the model does not read of a text, to follow its name."""
+    phrases = []
     start, end = text.read
-    if text.read == (0, len(text.content)):
-        return ""
-    return f"; the model reads characters {start} to {end} of {len(text.content)}"
-
-
-def _unknown_phrase(text: ExplainedText, explanation: PicturedExplanation) -> str:
-    spans = explanation.unknown[text.text]
-    if not spans:
-        return ""
-    parts = embedded(unknown_parts(text.content, spans))
-    return f"; not in the vocabulary, and alike for the model: {parts}"
+    if text.read != (0, len(text.content)):
+        phrases.append(f"the model reads characters {start} to {end} of {len(text.content)}")
+    if spans := explanation.unknown[text.text]:
+        phrases.append(embedded(unknown_phrase(text.content, spans)))
+    return "".join(f"; {phrase}" for phrase in phrases)

@@ -214,7 +214,7 @@ def test_truncated_text_says_what_the_model_reads(model: vitrine.SyncModel) -> N
 def test_words_that_the_vocabulary_lacks_are_named(model: vitrine.SyncModel) -> None:
     lacked = [chr(ord("\N{SAUROPOD}") + index) for index in range(7)]
     explanation = model.score("w5", " ".join([*lacked, "w6"]), explain=True).deletions[0]
-    title = f"alike for the model: {', '.join(lacked[:5])} and 2 more"
+    title = f"; the vocabulary lacks {', '.join(lacked[:5])} and 2 more: the model"
     assert title in explanation._repr_html_()
 
 
